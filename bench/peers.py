@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 class Shape:
-    """What a problem line says, as far as peers can be asked for it."""
+    """Shape of a problem line, as far as peers support it."""
 
     def __init__(self, line: str):
         words = dict(word.split("=", 1) for word in line.split())

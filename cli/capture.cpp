@@ -46,7 +46,7 @@ void fill_with_nan(Tensor& to) {
   std::memset(to.data, 0xFF, bytes);
 }
 
-/// What the memory of an output held before the kernel came.
+/// Fills the memory of an output with its content before the kernel runs.
 Status fill(Tensor& to, const std::string& with) {
   if (with == "garbage") return fill_with_garbage(to);
   fill_with_nan(to);

@@ -378,7 +378,7 @@ Report parse_and_dispatch(int argc, char** argv, Terminal& terminal) {
   return dispatch(app, args, terminal);
 }
 
-/// Needed before parsing succeeds, so that a usage error is JSON too.
+/// Whether --json was given. Read before parsing, so that a usage error is JSON too.
 bool wants_json(int argc, char** argv) {
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) == "--json") return true;

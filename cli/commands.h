@@ -122,11 +122,11 @@ struct BenchCompareArgs {
 };
 Report run_bench_compare(const BenchCompareArgs& args);
 
-/// This build, its devices, and what would run on each of them.
+/// Reports this build, its devices, and the kernels that would run on each of them.
 Report run_info(const Terminal& terminal);
 Report run_devices(const Terminal& terminal);
 Report run_kernels(const Terminal& terminal);
-/// All rules in one line each, or one rule in full.
+/// Reports all rules in one line each, or one rule in full.
 Report run_rules(const std::string& id, const Terminal& terminal);
 
 /// Findings as JSON (schema in cli.md).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was built.
+// Commit of this build, for `quire info` and bench reports.
 #pragma once
 
 namespace quire::cli {

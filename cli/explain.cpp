@@ -21,7 +21,7 @@ Json refusals_json(const std::vector<Refusal>& refusals) {
   return list;
 }
 
-/// Null for CPUs and where nothing was measured.
+/// Prediction as JSON; null for CPUs and for kernels that were not measured.
 Json prediction_json(const Plan& plan) {
   const Prediction p = predict(plan);
   if (p.seconds <= 0) return nullptr;

@@ -15,7 +15,7 @@ namespace quire::cli {
 
 using Words = std::vector<std::string>;
 
-/// One word that is an existing file or has no '=' names a capture; everything else is a problem line.
+/// Whether the words name a capture: one word that is an existing file or has no '='. Everything else is a problem line.
 bool names_a_file(const Words& words);
 
 /// The words joined by blanks, parsed.
@@ -27,7 +27,7 @@ Result<Case> case_of(const Words& words, const Terminal& terminal);
 /// The problem alone; a capture is read and its metadata and tables checked first.
 Result<Problem> problem_of_words(const Words& words);
 
-/// What to call the input in reports: the file name or the words.
+/// Name of the input in reports: the file name or the words.
 std::string title_of(const Words& words);
 
 /// "metadata", "tables" or "contents".

@@ -40,7 +40,7 @@ std::string device_row(const Device& d, const char* what) {
                    feature_names(d.cpu_features), what);
 }
 
-/// This machine's CPU and the GPUs that this build has kernels for.
+/// Lists this machine's CPU and the GPUs that this build has kernels for.
 std::vector<Device> own_devices() {
   std::vector<Device> all = gpu_devices();
   all.insert(all.begin(), host_device());
@@ -81,7 +81,7 @@ Report run_devices(const Terminal& terminal) {
     list.push_back(device_json(device, /*host=*/false));
   }
   report.text += "threads: cores, multiprocessors or compute units; L2: per core on CPUs, per device on GPUs.\n";
-  // Why there is none: which toolkit the build lacked, which library or device the machine.
+  // Reason why there is no GPU: the toolkit that the build lacked, or the library or device that the machine lacks.
   const std::string why_none = gpu_devices().empty() ? gpu_device().status().message() : "";
   if (!why_none.empty()) report.text += "no GPU: " + why_none + "\n";
   report.json = {{"schema", "quire.devices/1"}, {"ok", true}, {"exit_code", kOk}, {"devices", list}, {"why_no_gpu", why_none}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `quire run` saw, and the verdict on it. Header-only, so that a test can plant each fault that the library never commits.
+// Outcome of `quire run`, and the verdict on it. Header-only, so that a test can plant each fault that the library never commits.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace quire::cli {
 
-/// What happened; everything that the report prints.
+/// Outcome of a run: everything that the report prints.
 struct Outcome {
   Problem problem;
   Plan plan;

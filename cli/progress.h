@@ -16,7 +16,7 @@ class Progress {
  public:
   Progress(const Terminal& terminal, std::string what);
   ~Progress();
-  /// What it is at now, and which share of the whole is done, if that is known: it gives the time left.
+  /// Shows the present step and the share of the whole that is done. A known share (> 0) gives the time left.
   void say(std::string what, double share = 0);
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

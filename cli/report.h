@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a command hands back to main(): text for people, JSON for programs, and the exit code that goes with both.
+// Result that a command returns to main(): text for people, JSON for programs, and the exit code of both.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -25,16 +25,16 @@ ExitCode exit_code_of(Code code);
 
 struct Report {
   int exit_code = kOk;
-  std::string text;   ///< for stdout
-  Json json;          ///< for stdout with --json
-  std::string error;  ///< for stderr; set only if the command could not do its work
+  std::string text;   ///< text for stdout
+  Json json;          ///< output for stdout with --json
+  std::string error;  ///< message for stderr; set only if the command could not do its work
   std::string hint;   ///< one line that helps with `error`
 
   static Report failure(const Status& status, std::string hint = {});
   static Report usage(std::string message, std::string hint = {});
 };
 
-/// How to talk to the user of this process.
+/// Forms of output that suit the user of this process.
 struct Terminal {
   bool json = false;      ///< --json was given
   bool color = false;     ///< stdout is a terminal and NO_COLOR is not set

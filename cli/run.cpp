@@ -33,7 +33,7 @@ Status own_outputs(Case& c) {
   return {};
 }
 
-/// All bits set is NaN in f32, f16, bf16 and fp8_e4m3fn.
+/// Fills a tensor with NaN: all bits set is NaN in f32, f16, bf16 and fp8_e4m3fn.
 void poison(const Tensor& t) {
   if (t.present() && num_bytes(t) > 0) std::memset(t.data, 0xFF, num_bytes(t));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quire verify --soak: fresh random batches for every kernel named, until time is up or somebody presses Ctrl-C.
+// quire verify --soak: fresh random batches for every kernel named, until time is up or the user presses Ctrl-C.
 #include <csignal>
 #include <memory>
 
@@ -17,7 +17,7 @@ volatile std::sig_atomic_t g_stop = 0;
 
 extern "C" void stop_soak(int) { g_stop = 1; }
 
-/// While it lives, the first Ctrl-C ends the soak between two cases and the second ends the process.
+/// Handles Ctrl-C while an object lives: the first Ctrl-C ends the soak between two cases, the second ends the process.
 class StopOnSignal {
  public:
   StopOnSignal() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quire verify: asks our kernels what it would ask anybody's, and says how many planted faults it would have noticed.
+// quire verify: runs Quire's kernels through the checks for any kernel, and says how many planted faults it would have noticed.
 #include "quire/verify.hpp"
 
 #include <algorithm>

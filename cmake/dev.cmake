@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What developers get and users of the library do not: warnings, sanitizers, ccache.
+# Options for developers, not for users of the library: warnings, sanitizers, ccache.
 if(PROJECT_IS_TOP_LEVEL)
   find_program(QUIRE_CCACHE ccache)
   if(QUIRE_CCACHE)

@@ -87,7 +87,7 @@ if(QUIRE_HAS_HIP)
   file(GLOB QUIRE_HIP_KERNELS CONFIGURE_DEPENDS src/backend/hip/*.hip)
   # clang writes no list of headers for a device alone; ccache knows the objects that a header leaves as they were.
   file(GLOB QUIRE_HIP_HEADERS CONFIGURE_DEPENDS src/backend/hip/*.h src/backend/hip/*.inc src/backend/gpu/*.h
-       src/backend/gpu/matrix/*.h src/semantics/*.h include/quire/*.hpp)
+       src/backend/hip/matrix/*.h src/semantics/*.h include/quire/*.hpp)
   set(objects "")
   set(declared "")
   set(listed "")

@@ -8,7 +8,7 @@ import quire
 
 
 def meaning(q, pages, step):
-    """What the arguments of `decode` are, for quire.record: the same parameters."""
+    """Gives quire.record the meaning of the arguments of `decode`; has the same parameters."""
     return quire.Batch(query=q, query_start_loc=step.starts, seq_lens=step.lens, block_table=step.table), quire.KVCache(*pages)
 
 

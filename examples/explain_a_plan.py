@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel would serve a batch, here and on machines that are not here, and why the others would not."""
+"""Explains which kernel would serve a batch, on this machine and on others, and why the other kernels would not."""
 import quire
 
 LINE = "q=bf16 heads=32:8 d=128 page=16 reqs=64x1@2048,512@1024"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an fp8 cache costs: the same keys and values in f32 and in e4m3, with a scale per KV head."""
+"""Measures the error of an fp8 cache: the same keys and values in f32 and in e4m3, with a scale per KV head."""
 import numpy as np
 
 import quire

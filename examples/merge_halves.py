@@ -10,7 +10,7 @@ query = rng.standard_normal((1, 8, 64), np.float32)
 
 
 def attention(pages):
-    """Of one decode row over all keys of these pages: output and lse."""
+    """Returns output and lse of one decode row over all keys of these pages."""
     lse = np.empty((1, 8), np.float32)
     batch = quire.Batch(query=query, query_start_loc=[0, 1], seq_lens=[16 * len(pages)], block_table=[pages], lse=lse)
     return quire.attend(batch, cache), lse

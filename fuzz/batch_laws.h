@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold for any batch whatsoever. A broken law is text; none is "".
+// Laws that hold for any batch whatsoever. A check returns the broken law as text, or "".
 //
 //   1. check() is memory-safe at every depth, and a deeper check finds no less.
 //   2. If the tables are clean, plan() and attend() succeed, and with finite contents the output agrees with the fp64 reference.

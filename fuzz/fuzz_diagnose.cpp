@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kMostPairs = 4000;  // query rows x keys x query heads: about what one run may take
 
-/// Of a batch whose tables hold.
+/// Number of (query row, key, query head) triples of a batch whose tables keep the rules.
 double pairs(const quire::Case& c) {
   const auto starts = quire::semantics::index_view(c.batch.query_start_loc),
              lens = quire::semantics::index_view(c.batch.seq_lens);
@@ -49,7 +49,7 @@ void demand_sense(const quire::Diagnosis& d) {
 
 }  // namespace
 
-/// As in fuzz_capture: a whole file, or (first byte 1) JSON and data for which the right length prefix is made.
+/// Reads the input like fuzz_capture: a whole file, or (first byte 1) JSON and data that get the right length prefix.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   std::string file(reinterpret_cast<const char*>(data + 1), size - 1);

@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view rest = text.substr(text.find(kOpening) + kOpening.size());
   const std::size_t end = rest.find_first_of("<>&");
   if (end == std::string_view::npos || rest.substr(end, kClosing.size()) != kClosing) std::abort();
-  // What follows the data is the same for every report.
+  // The text after the data is the same for every report.
   static const std::string kTail(rest.substr(end));
   if (rest.substr(end) != kTail) std::abort();
   return 0;

@@ -27,6 +27,7 @@ PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "ca
 TEXT = ["src/text/"]
 THREADS = ["src/threads/"]
 SEMANTICS = ["src/semantics/", *TEXT]
+SCHEDULE = ["src/schedule/"]
 NUMERICS = ["src/numerics/"]
 DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")), *TEXT]
 
@@ -36,13 +37,15 @@ ALLOWED = {
     "src/text/": [],
     "src/threads/": [],
     "src/semantics/": PUBLIC_TYPES,
+    # How devices cut their work: numbers alone, for the host and for devices.
+    "src/schedule/": ["src/semantics/qualifiers.h", "src/semantics/visible_range.h"],
     "src/batch/": PUBLIC + SEMANTICS,
     "src/device/": PUBLIC + TEXT,
     "src/contract/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/pool/": PUBLIC + SEMANTICS,
-    "src/plan/": PUBLIC + SEMANTICS + ["src/device/"],
+    "src/plan/": PUBLIC + SEMANTICS + SCHEDULE + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
-    "src/distributed/": PUBLIC + TEXT,
+    "src/distributed/": PUBLIC + TEXT + ["src/device/"],
     "src/cascade/": PUBLIC + TEXT + ["src/device/"],
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # How far a right kernel may be from the reference, and the comparison by it.
@@ -58,9 +61,9 @@ ALLOWED = {
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + NUMERICS + DTYPE_DECODE + THREADS,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
-    "src/backend/gpu/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/"],
-    "src/backend/cuda/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
-    "src/backend/hip/": PUBLIC + SEMANTICS + ["src/plan/", "src/device/", "src/backend/gpu/"],
+    "src/backend/gpu/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/"],
+    "src/backend/cuda/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/", "src/backend/gpu/"],
+    "src/backend/hip/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/capi/": PUBLIC + TEXT,
     # The command prints JSON values of results, with what it knows beside them, and pages of both.
     "cli/": PUBLIC + TEXT + ["src/report/json/json.h", "src/report/html/page.h", "src/plan/products.h"],
@@ -203,7 +206,7 @@ def self_test() -> "list[str]":
     headers = ["include/quire/tensor.hpp", "include/quire/plan.hpp", "include/quire/contract.hpp", "src/semantics/dtype.h",
                "src/semantics/visible_range.h", "src/plan/select.h", "src/contract/report.h", "src/backend/cpu/tile.h",
                "src/backend/gpu/runtime.h", "src/backend/reference/attend.h", "src/capi/guard.h", "src/text/formatted.h",
-               "src/device/runtime.h", "src/backend/cpu/entry.h", "src/diagnose/rank.h", "src/verify/judge.h"]
+               "src/device/runtime.h", "src/schedule/cuts.h", "src/backend/cpu/entry.h", "src/diagnose/rank.h", "src/verify/judge.h"]
     planted = {
         "include/quire/cache.hpp": '#include "semantics/dtype.h"',
         "include/quire/batch.hpp": "#include <fmt/format.h>",
@@ -229,11 +232,14 @@ def self_test() -> "list[str]":
         "src/device/plan.cpp": '#include "plan/select.h"',
         "src/backend/cpu/device.cpp": '#include "device/runtime.h"',
         "src/surprise/new.cpp": '#include "quire/plan.hpp"',
+        "src/schedule/list.h": '#include "plan/select.h"',
+        "src/backend/cpu/cuts.cpp": '#include "schedule/cuts.h"',
         "src/plan/typo.cpp": '#include "plan/selekt.h"',
     }
     allowed = {
         "src/backend/cuda/attend.cu": '#include "backend/gpu/runtime.h"',
         "src/backend/cpu/attend.cpp": '#include "semantics/visible_range.h"\n#include "plan/select.h"\n#include "text/formatted.h"',
+        "src/backend/gpu/list.h": '#include "schedule/cuts.h"',
         "src/attention/attend.cpp": '#include "backend/cpu/entry.h"\n#include "device/runtime.h"',
         "src/plan/comment.cpp": '// why not include?\n/*\n#include "contract/report.h"\n*/',
         "cli/main.cpp": '#include "quire/plan.hpp"\n#include <CLI/CLI.hpp>',

@@ -113,7 +113,7 @@ UNREACHED = "(seen) => [...document.querySelectorAll('[data-control]')].filter((
 
 
 def check_quiet(browser: Browser, page: Path) -> "list[str]":
-    """What the page said on the console, or asked for beyond itself."""
+    """Checks that the page wrote nothing to the console and requested nothing beyond itself."""
     quiet = (f"request: {page.as_uri()}", "request: data:")
     return [event for event in browser.events if event != quiet[0] and not event.startswith(quiet[1])]
 

@@ -77,7 +77,7 @@ def paged_cache() -> Drawing:
 
 
 def rows_and_keys() -> Drawing:
-    """Which keys the rows of a prompt chunk and of a decode step see."""
+    """Draws the keys that the rows of a prompt chunk and of a decode step see."""
     d = Drawing(760, 300, "Visible keys of a prompt chunk and of a decode row")
     size = 24
     for x, name, first, rows, keys in ((110, "chunked prefill: 4 new tokens after 5", 5, 4, 9), (480, "decode: 1 new token after 8", 8, 1, 9)):

@@ -31,7 +31,7 @@ STYLE = """
 
 
 def answer_of(quire: str) -> "list[str]":
-    """What the command prints about the capture of LINE as a kernel with FAULT computes it; the parts in SHOWN, wrapped."""
+    """Output of the command for a capture of LINE by a kernel with FAULT; the parts in SHOWN, wrapped."""
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/wrong.safetensors"
         subprocess.run([quire, "capture", *LINE.split(), "--fault", FAULT, "--fill", "garbage", "-o", file], check=True,

@@ -55,7 +55,7 @@ def best(rows: "list[dict]", starts: "tuple[str, ...]") -> "dict | None":
 
 
 def gpu_cases(data: dict) -> "dict[tuple[str, str], dict]":
-    """By (section, case): the problem line, Quire's row, and each library's best row."""
+    """Maps (section, case) to the problem line, Quire's row, and each library's best row."""
     cases = {}
     for row in data["results"]:
         cases.setdefault((row["section"], row["case"]), []).append(row)

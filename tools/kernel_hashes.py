@@ -108,7 +108,7 @@ def nvidia_toolchain(elf: bytes) -> "tuple[str, str]":
 # --- AMD ----------------------------------------------------------------------------------------------------------------------------
 
 def launch_of(kernel: dict) -> bytes:
-    """What the metadata say of a kernel and its parameters, without names."""
+    """Metadata of a kernel and its parameters, without names."""
     def unnamed(values: dict) -> list:
         return sorted((key, value) for key, value in values.items() if key not in (".name", ".symbol", ".type_name", ".args"))
 
@@ -181,7 +181,7 @@ def hashes_of(objects: "list[Path]") -> Hashes:
 
 
 def keyed(kernels: "list[tuple[str, str]]") -> Kernels:
-    """By key. Copies of a kernel in several files are one; different kernels of one key are numbered by their hashes."""
+    """Kernels by key. Copies of a kernel in several files are one; different kernels of one key are numbered by their hashes."""
     by_key = collections.defaultdict(set)
     for demangled, (_, code) in zip(demangle([symbol for symbol, _ in kernels]), kernels):
         by_key[key_of(demangled)].add(code)
@@ -197,7 +197,7 @@ def sizes(recorded: str, found: str) -> str:
 
 
 def difference(recorded: Kernels, found: Kernels) -> "dict[str, list[str]]":
-    """What became of each kernel, as lines of text by kind."""
+    """Fate of each kernel that differs (changed, renamed, new, gone), as lines of text by kind."""
     lines = {"changed": [f"{key}: {sizes(recorded[key], found[key])}" for key in recorded if key in found and recorded[key] != found[key]],
              "renamed": []}
     gone = collections.defaultdict(list)
@@ -333,7 +333,7 @@ def compare_self_test() -> "list[str]":
 
 
 def compiled_self_test(suffix: str, prefix: str, compile_to, scratch: Path) -> "list[str]":
-    """The same on what a compiler makes: VERSIONS of a file, each under a name of its own. `compile_to` makes an object of a source,
+    """Self-test on a compiler's output: VERSIONS of a file, each under a name of its own. `compile_to` makes an object of a source,
     or returns what the compiler says."""
     hashes, missed = {}, []
     for version, text in VERSIONS.items():

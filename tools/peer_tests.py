@@ -74,7 +74,7 @@ class UsesInternal(Exception):
 
 
 class State:
-    """What is going on: stand-ins may be imported, decorated with and subclassed freely until tests run."""
+    """State of the run: stand-ins may be imported, decorated with and subclassed freely until tests run."""
 
     running = False
     shared = False
@@ -367,7 +367,7 @@ def first_line(text: str) -> str:
 
 
 def ending_of(error: BaseException) -> tuple[str, str]:
-    """How a test that raised has ended, and why."""
+    """Ending of a test that raised, and the reason."""
     for cause in causes(error):
         if State.shared and isinstance(cause, torch.OutOfMemoryError):
             return "no room", ""

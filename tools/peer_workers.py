@@ -113,7 +113,7 @@ def _lines(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class Outcome:
-    """What became of the ids: ``ends`` as they were written, ``not_run`` with the reason."""
+    """Outcome of the ids: ``ends`` as they were written, ``not_run`` with the reason."""
 
     def __init__(self, folder: pathlib.Path, codes: list[int]):
         lines = _lines(folder)

@@ -155,7 +155,7 @@ build_attention() {
   cp build/run/python/_quire*.so build/run/site/quire/
 }
 
-# What examples/serve needs besides quire.
+# Requirements of examples/serve besides quire.
 need_serving_packages() {
   sha256sum examples/serve/requirements.txt "$VENV_PYTHON" | once .venv/serving-installed install_serving_packages
 }
@@ -164,7 +164,7 @@ install_serving_packages() {
   pip_install -r examples/serve/requirements.txt
 }
 
-# What builds the documentation site, and drives a browser.
+# Tools that build the documentation site and drive a browser.
 need_site_packages() {
   sha256sum docs/requirements.txt "$VENV_PYTHON" | once .venv/site-installed install_site_packages
 }

@@ -59,7 +59,7 @@ def entry(quire, name: str) -> str:
 # --- C++ --------------------------------------------------------------------------------------------------------------------------
 
 def header_order() -> "list[str]":
-    """In the order of quire.hpp, which is the order of the data; the C header last."""
+    """Headers in the order of quire.hpp, which is the order of the data; the C header last."""
     names = re.findall(r'#include "quire/(\w+\.hpp)"|#include <quire/(\w+\.hpp)>', (HEADERS / "quire.hpp").read_text(encoding="utf-8"))
     return [first or second for first, second in names] + ["quire.h"]
 
@@ -95,7 +95,7 @@ def resolved(schema: dict, root: dict) -> dict:
 
 
 def kind(schema: dict) -> str:
-    """Its type in words: "text", "whole number or null"."""
+    """Type of a field in words: "text", "whole number or null"."""
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:

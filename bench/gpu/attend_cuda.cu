@@ -4,7 +4,7 @@
 // usage: attend_cuda [--kernel NAME] [--check | --once | --append] [--key-value] [--invariant] [--unbounded] [--one-tensor]
 // [--prepared] [--columns N] [--layers N] [--offset BYTES]
 //                    LINE...
-//        LINE: a problem line (docs/reference/problem_line.md)
+//        LINE: a problem line (docs/reference/problem_line.md); with latent=1 V is a view of K, and its bytes are counted once
 //
 // N(0,1) data, pages in random order, K and V in as many copies as exceed the L2 cache several times, used in turn. The output is
 // compared with cuda_generic's, another implementation, on the same data: "agrees" if no element is further off than both may be
@@ -91,7 +91,7 @@ __global__ void compare(const void* a, const void* b, DType dtype, std::int64_t 
     const float difference = same_class ? 0.0f : fabsf(x - y);
     atomicMax(out, __float_as_uint(difference == difference ? difference : INFINITY));
     atomicMax(out + 1, __float_as_uint(fabsf(y)));
-    if (!(difference <= bound.absolute + bound.relative * fmaxf(fabsf(x), fabsf(y)))) atomicAdd(out + 2, 1u);
+    if (!same_class && !(difference <= bound.absolute + bound.relative * fmaxf(fabsf(x), fabsf(y)))) atomicAdd(out + 2, 1u);
   }
 }
 __global__ void read_all(const uint4* data, std::int64_t count, unsigned* sink) {
@@ -210,28 +210,37 @@ struct Work {
   Options options;
 };
 
-/// K and V of one copy of the cache.
-KVCache make_cache(const Problem& p, std::int64_t pages, const Asked& asked, unsigned long long seed) {
+/// K and V of one copy of the cache. `latent`: V is the first dims of K's rows.
+KVCache make_cache(const Problem& p, std::int64_t pages, const Asked& asked, bool latent, unsigned long long seed) {
   const std::int64_t heads = p.num_kv_heads, tokens = p.page_size, x = 16 / itemsize(p.kv_dtype);
   const bool nhd = p.layout == CacheLayout::nhd;
   KVCache cache;
   cache.layout = p.layout;
   if (p.layout == CacheLayout::packed) {
     cache.k = random_tensor(p.kv_dtype, {pages, heads, p.head_dim / x, tokens, x}, 5, seed, asked.offset);
-    cache.v = random_tensor(p.kv_dtype, {pages, heads, p.head_dim, tokens}, 4, seed + 30, asked.offset);
+    cache.v = random_tensor(p.kv_dtype, {pages, heads, p.out_dim(), tokens}, 4, seed + 30, asked.offset);
     return cache;
   }
   const std::int64_t dims = asked.one_tensor ? 2 * p.head_dim : p.head_dim;
-  const std::array<std::int64_t, Tensor::kMaxRank> shape{pages, nhd ? tokens : heads, nhd ? heads : tokens, dims};
+  std::array<std::int64_t, Tensor::kMaxRank> shape{pages, nhd ? tokens : heads, nhd ? heads : tokens, dims};
   cache.k = random_tensor(p.kv_dtype, shape, 4, seed, asked.offset);
   if (asked.one_tensor) {
     cache.v = cache.k;
     cache.v.data = static_cast<std::byte*>(cache.k.data) + p.head_dim * itemsize(p.kv_dtype);
     cache.k.shape[3] = cache.v.shape[3] = p.head_dim;
+  } else if (latent) {
+    cache.v = cache.k;
+    cache.v.shape[3] = p.out_dim();
   } else {
+    shape[3] = p.out_dim();
     cache.v = random_tensor(p.kv_dtype, shape, 4, seed + 30, asked.offset);
   }
   return cache;
+}
+
+/// Elements of a key and its value, each counted once.
+std::int64_t dims_of_key(const ProblemLine& line) {
+  return line.latent ? line.problem.head_dim : line.problem.head_dim + line.problem.out_dim();
 }
 
 Work make_work(const ProblemLine& line, const Asked& asked) {
@@ -266,7 +275,7 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   const std::int64_t tokens = p.num_tokens();
   w.batch.query = random_tensor(p.q_dtype, {tokens, p.num_q_heads, p.head_dim}, 3, line.seed + 1);
   w.batch.q_scale = scale_tensor(p.q_scale, p.num_kv_heads);
-  w.batch.output = random_tensor(p.out_dtype(), {tokens, p.num_q_heads, p.head_dim}, 3, 0);
+  w.batch.output = random_tensor(p.out_dtype(), {tokens, p.num_q_heads, p.out_dim()}, 3, 0);
   if (p.out_dtype() == DType::fp8_e4m3fn) w.batch.output_scale = float_range(1, kOutputScale, kOutputScale);
   w.batch.query_start_loc = index_tensor(starts, {num_reqs + 1}, 1);
   w.batch.seq_lens = index_tensor(lens, {num_reqs}, 1);
@@ -274,7 +283,7 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   if (asked.key_value) {
     w.batch.cached_lens = index_tensor(cached, {num_reqs}, 1);
     w.batch.key = random_tensor(p.q_dtype, {tokens, p.num_kv_heads, p.head_dim}, 3, line.seed + 2);
-    w.batch.value = random_tensor(p.q_dtype, {tokens, p.num_kv_heads, p.head_dim}, 3, line.seed + 3);
+    w.batch.value = random_tensor(p.q_dtype, {tokens, p.num_kv_heads, p.out_dim()}, 3, line.seed + 3);
   }
   w.options.sliding_window = p.sliding_window;
   w.options.logits_soft_cap = p.logits_soft_cap;
@@ -282,10 +291,10 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   if (p.alibi) w.options.alibi_slopes = float_range(p.num_q_heads, 0.0f, 0.001f);  // 30 at 30k keys
   if (p.sinks) w.options.sinks = float_range(p.num_q_heads, -1.0f, 1.0f);
   if (p.lse) w.batch.lse = random_tensor(DType::f32, {tokens, p.num_q_heads}, 2, 0);
-  const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * p.head_dim * itemsize(p.kv_dtype) * 2;
+  const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * dims_of_key(line) * itemsize(p.kv_dtype);
   const int copies = static_cast<int>(std::clamp<std::int64_t>(400'000'000 / std::max<std::int64_t>(bytes, 1) + 1, 1, 16));
   for (int i = 0; i < copies; ++i) {
-    KVCache cache = make_cache(p, pages, asked, line.seed + 10 + static_cast<unsigned>(i));
+    KVCache cache = make_cache(p, pages, asked, line.latent, line.seed + 10 + static_cast<unsigned>(i));
     cache.k_scale = scale_tensor(p.k_scale, p.num_kv_heads);
     cache.v_scale = scale_tensor(p.v_scale, p.num_kv_heads);
     w.caches.push_back(cache);
@@ -537,10 +546,10 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   for (const Request& r : line.problem.reqs) {
     const std::int64_t window = line.problem.sliding_window.value_or(r.seq_len());
     const std::int64_t keys = std::min(r.seq_len(), window + r.query_len - 1);
-    kv_bytes +=
-        static_cast<double>(keys * line.problem.num_kv_heads * line.problem.head_dim * itemsize(line.problem.kv_dtype) * 2);
+    kv_bytes += static_cast<double>(keys * line.problem.num_kv_heads * dims_of_key(line) * itemsize(line.problem.kv_dtype));
   }
-  const double flops = 4.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads * line.problem.head_dim);
+  const double flops = 2.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads *
+                                                 (line.problem.head_dim + line.problem.out_dim()));
   const Plan known = must(plan(line.problem, p.plan.device, {.kernel = asked.kernel, .batch_invariant = asked.invariant}));
   std::printf(
       "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"batch_invariant\": %s, \"unbounded\": %s, \"one_tensor\": %s, "

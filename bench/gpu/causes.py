@@ -49,7 +49,7 @@ def stalls_of(family: "re.Pattern", found: "dict[str, tuple[str, str]]") -> "dic
 
 
 def read_answer(text: str) -> "dict | None":
-    """Of ncu's raw page: a row of names, one of units, one of values. None where no kernel was seen."""
+    """Reads ncu's raw page: a row of names, one of units, one of values. None if ncu saw no kernel."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if len(lines) < 3:
         return None
@@ -68,7 +68,7 @@ def read_answer(text: str) -> "dict | None":
 
 
 def ask(args, line: str, kernel: str) -> "dict | str":
-    """What ncu says of the kernel on the line, or why it said nothing."""
+    """Returns ncu's values for the kernel on the line, or the reason why there are none."""
     command = [args.ncu, "--csv", "--page", "raw", "--kernel-name", kernel, "--launch-count", "1",
                "--clock-control", "none", "--kill", "on"]
     for section in SECTIONS:

@@ -173,7 +173,7 @@ def summary(verdicts: "list[dict]", excused: "set[str]") -> dict:
 
 
 def power_of_all(mutants: "list[dict]") -> dict:
-    """Of parts of a suite that were asked one by one: what one part notices, the suite notices."""
+    """Power of a suite whose parts ran one by one: the suite notices a fault if one part does."""
     ids = list(dict.fromkeys(mutant["id"] for mutant in mutants))
     killed, asked = ({mutant["id"] for mutant in mutants if mutant[key]} for key in ("killed", "asked"))
     return {"killed": len(killed), "total": len(asked), "survived": [name for name in ids if name in asked - killed],

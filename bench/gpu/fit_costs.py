@@ -114,7 +114,7 @@ def list_us(one: dict, line: dict, device: dict, bodies: dict) -> float:
 
 
 def seconds_of(line: dict, device: dict, bodies: dict) -> float:
-    """As src/plan/predict.cpp; in microseconds."""
+    """Predicted time in microseconds, by the formula of src/plan/predict.cpp."""
     lists = [list_us(one, line, device, bodies) for one in line["lists"]]
     saved = min((1 - device["beside"]) * lists[0], lists[1]) if line["together"] else 0
     return device["call"] + sum(lists) - saved

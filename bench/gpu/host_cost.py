@@ -157,7 +157,7 @@ def whole_step(step: Step):
 
 
 def peers(step: Step) -> dict:
-    """What is installed, called as its own users do."""
+    """Calls of the installed peers, made as their own users make them."""
     q, k, v, out = step.layers[0]
     found = {}
     try:

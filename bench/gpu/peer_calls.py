@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How peers.py calls each library, as the library's own users do: plans, metadata and workspaces are made before the timing.
+"""Calls of each library for peers.py, made as the library's own users make them: plans, metadata and workspaces before the timing.
 
 ``ways(torch, data)`` gives, for one case, who can be asked and a function that makes the call. Each library has a function of its own
 here, which yields (name, maker) for the cases that the library serves; a maker may raise, and then the row has the reason.

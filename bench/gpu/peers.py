@@ -315,7 +315,7 @@ def row_of(section: str, case: str, problem: Problem, entry: Entry) -> dict[str,
 
 
 def ceilings(torch: Any, when: str) -> list[dict[str, Any]]:
-    """What this card reads and multiplies in this run."""
+    """Ceilings of this card in this run: reading and multiplying."""
     big = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").random_(0, 255).view(torch.int32)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

@@ -78,7 +78,7 @@ def within(seconds: "float | None", command: "list[str]", **more) -> "tuple[int 
 
 
 def results_so_far(text: str) -> dict:
-    """What attend_cuda had printed when it was stopped: a result a line."""
+    """Results that attend_cuda had printed when it was stopped, one per line."""
     head, *rows = text.split("\n")
     kept = [row.strip().rstrip(",") for row in rows if row.strip().rstrip(",").endswith("}")]
     return {**json.loads(head + "]}"), "complete": False, "results": [json.loads(row) for row in kept]}

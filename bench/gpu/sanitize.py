@@ -104,7 +104,7 @@ SEAL = re.compile(r"Uninitialized __global__ memory read of size \d+ bytes\s+===
 
 
 def read_answer(tool: str, text: str) -> dict:
-    """What a tool said; "others": what nothing explains."""
+    """Reads a tool's report; "others": messages without an explanation."""
     summary = SUMMARY.search(text)
     if summary is None:
         return {"others": ["no summary: " + text[-200:]]}

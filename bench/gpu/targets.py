@@ -49,12 +49,12 @@ def load_cases() -> "list[dict]":
 
 
 def key_of(row: dict) -> "tuple[str, bool, str]":
-    """Of a case, or of a result."""
+    """Key of a case, or of a result."""
     return row["line"], row.get("key_value", False), row.get("asked_kernel", "") if "us" in row else row.get("kernel", "")
 
 
 def cache_bytes(line: str) -> int:
-    """Of K and V, near enough to compare lines."""
+    """Bytes of K and V, near enough to compare lines."""
     field = dict(word.split("=", 1) for word in line.split())
     tokens = 0
     for request in field["reqs"].split(","):
@@ -79,7 +79,7 @@ def words(cases: "list[dict]", tables: "list[str]") -> "list[str]":
 # --- a case against its target ----------------------------------------------------------------------------------------------------
 
 def speed_over(row: dict, figure: dict) -> float:
-    """How many times as fast as the figure."""
+    """Speed relative to the figure: 2 is twice as fast."""
     if "us" in figure:
         return figure["us"] / row["us"]
     if "tb_per_s" in figure:
@@ -203,7 +203,7 @@ def render(table: str, cases: "list[dict]", report: dict, peers: "list[dict]") -
 
 
 def causes_text(table: str, cases: "list[dict]", report: dict) -> str:
-    """What causes.py measured on the table's cases."""
+    """Text about the values that causes.py measured on the table's cases."""
     found = {row["line"]: row for row in report["results"]}
     lines = [f"{report['device']}, {report['date']}, commit {report['commit']}; {report['method']}.", "",
              "| case | the kernel alone, us | DRAM | L2 | issue slots | tensor cores | warps wait for |", "|---" * 7 + "|"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees: one request's text as it grows, the others as a table, and the engine in one line (drawn by rich).
+"""Display for a person: one request's text as it grows, the others as a table, and the engine in one line (drawn by rich).
 
 Without a terminal, or with TERM=dumb, every answer is printed when it is complete. NO_COLOR is honoured (no-color.org).
 """

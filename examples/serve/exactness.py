@@ -93,7 +93,7 @@ def pick_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 
 def smallest_margin(weights: Weights, prompts: list[list[int]], texts: list[list[int]]) -> float:
-    """By how much the dense forward prefers each generated token over every other one; negative: it prefers another."""
+    """Least lead of a generated token over all other tokens in the dense forward pass; negative: another token leads."""
     return min(float(greedy_margins(weights, p, t).min()) for p, t in zip(prompts, texts, strict=True))
 
 

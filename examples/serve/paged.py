@@ -28,7 +28,7 @@ CACHE_DTYPES = {
 
 @dataclasses.dataclass
 class Audit:
-    """What was checked so far and what came out of it."""
+    """Counts of checks so far, and their results."""
 
     checks: int = 0
     checks_with_contents: int = 0

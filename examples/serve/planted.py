@@ -29,7 +29,7 @@ class PoolWithForeignPage:
 
 
 def plant_a_foreign_page(llama: Llama, steps: int = 3) -> str:
-    """What Quire says about it, "" if it stays silent. Before the bug is planted it must have had nothing to say."""
+    """Plants the bug and returns Quire's finding, or "". Before the bug is planted, Quire must find nothing."""
     engine = Engine(llama, num_pages=8)
     for i in range(2):
         engine.submit(Request(i, [i + 1] * 20, 8))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run comes to: out/serve.json for programs, and a few sentences for people."""
+"""Report of a run: out/serve.json for programs, and a few sentences for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL_WARNING = (
 
 
 def attention_per_step(steps: list[dict]) -> dict:
-    """What quire.attend() took, all layers of a step together, and its share of the time of all steps."""
+    """Time of quire.attend() per step, all layers together, and its share of the time of all steps."""
     milliseconds = [1e3 * s["attend_seconds"] for s in steps]
     median, p90 = np.percentile(milliseconds, [50, 90])
     return {

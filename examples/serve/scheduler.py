@@ -2,7 +2,7 @@
 """Continuous batching: which rows of which requests the next step computes. All page decisions are quire.PagePool's.
 
 Every step has a budget of rows. Running requests come first, oldest first: one row for a request that decodes, up to `chunk`
-rows for one that still reads its prompt. What is left admits waiting requests. If pages run out, the youngest request gives
+rows for one that still reads its prompt. The rest of the budget admits waiting requests. If pages run out, the youngest request gives
 its pages back and waits; what it had computed is recomputed later, or found again if nobody took its pages.
 """
 

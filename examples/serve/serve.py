@@ -213,7 +213,7 @@ def serve(server: Server, a: argparse.Namespace) -> bool:
 
 
 def demonstrate(llama: Llama) -> tuple[Speed | None, str]:
-    """How fast this machine is, and what Quire says of a planted bug; nothing if Ctrl-C ends it."""
+    """Measures this machine's speed and Quire's finding of a planted bug; nothing if Ctrl-C ends the run."""
     try:
         return measure(llama), plant_a_foreign_page(llama)
     except KeyboardInterrupt:

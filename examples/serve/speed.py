@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine is here: tokens per second alone and batched, beside what reading the weights allows."""
+"""Measures this machine's speed: tokens per second alone and batched, beside the limit set by reading the weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Speed:
 
 
 def weight_bytes(weights: Weights) -> int:
-    """What one step reads, whatever the number of its rows."""
+    """Bytes of weights that one step reads, for any number of rows."""
     layers = sum(m.nbytes for layer in weights.layers for m in (layer.qkv, layer.attn_output, layer.gate_up, layer.ffn_down))
     return layers + weights.output.nbytes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is served: real prompts, brought to the lengths and arrival times of a real chat service (examples/data)."""
+"""Workload of the server: real prompts, brought to the lengths and arrival times of a real chat service (examples/data)."""
 
 from __future__ import annotations
 

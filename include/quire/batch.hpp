@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the caller asks: one ragged batch of chunked-prefill and decode requests, and the score options.
+// Input of every call: one ragged batch of chunked-prefill and decode requests, and the score options.
 //
 // All lengths are defined here, once, by equation:
 //   query_len(r)   = query_start_loc[r + 1] - query_start_loc[r]        (0 is legal and writes nothing)
@@ -20,20 +20,20 @@
 
 namespace quire {
 
-/// The treatment of *padding rows*: query rows from the last start of query_start_loc on, which belong to no request. Engines
-/// add them to reach a size for which a graph was captured; how many there are is for query_start_loc to say, replay by replay.
-/// They are never read.
+/// Treatment of *padding rows*: query rows from the last value of query_start_loc on, which belong to no request. Engines add
+/// padding rows to reach a size for which a graph was captured; query_start_loc gives their number, anew for each replay. No
+/// kernel reads them.
 enum class Padding : std::int32_t {
-  refused = 0,  ///< there are none: query_start_loc ends at num_tokens (Q-T04)
-  left = 1,     ///< their output and lse stay as they are
-  zero = 2,     ///< their output becomes 0 and their lse -inf, as of a row that sees no key
+  refused = 0,  ///< a batch has no padding rows: query_start_loc ends at num_tokens (Q-T04)
+  left = 1,     ///< output and lse of padding rows stay as they are
+  zero = 2,     ///< output of padding rows becomes 0 and lse -inf, as of a row that sees no key
 };
 /// "refused", "left", "zero"; "invalid" for any other value.
 std::string_view name(Padding padding) noexcept;
 /// Inverse of name().
 std::optional<Padding> padding_from_name(std::string_view name) noexcept;
 
-/// One step's batch. Index tensors may be int32 or int64 and are read as what they are.
+/// One step's batch. Index tensors may be int32 or int64; each is read as its dtype says.
 struct Batch {
   Tensor query{};   ///< [num_tokens, num_q_heads, head_dim] f32 | f16 | bf16 | fp8_e4m3fn; rows of all requests back to
                     ///< back; fp8_e4m3fn needs a cache of that type that holds every token
@@ -52,14 +52,14 @@ struct Batch {
   Tensor lse{};              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
   Tensor request_ids{};      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
   Padding padding = Padding::refused;  ///< whether there may be padding rows, and what becomes of them
-  Tensor q_scale{};  ///< optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real value = stored value * scale;
+  Tensor q_scale{};  ///< optional f32 scalar, [1] or [num_kv_heads]; for an fp8_e4m3fn query: real value = stored value * scale;
                      ///< query head h has the scale of its KV head; absent = 1; finite and > 0
-  Tensor output_scale{};  ///< f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real value / scale,
-                          ///< +-448 beyond, NaN stays NaN; finite and > 0
+  Tensor output_scale{};  ///< f32 scalar or [1]; for an fp8_e4m3fn output: stored = round to nearest even of real value / scale,
+                          ///< saturated at +-448, NaN stays NaN; finite and > 0
   Tensor causal{};     ///< optional [num_reqs] u8, 0 or 1; 0: the rows of r see later keys, too (encoders, cross attention, draft
                        ///< blocks); absent = Options::causal for all
-  Tensor q_begin{};    ///< optional [num_reqs]; position of r's first row, >= 0; rows may stand anywhere beside their keys, but
-                       ///< those whose keys come from `key` at the end; absent = key_begin + context_len
+  Tensor q_begin{};    ///< optional [num_reqs]; position of r's first row, >= 0; rows may stand anywhere relative to their keys,
+                       ///< but at the end if keys of r come from `key`; absent = key_begin + context_len
   Tensor key_begin{};  ///< optional [num_reqs]; position of r's first key, >= 0: r's shard of a context begins there, or its
                        ///< cache lost its head; block_table counts from this key; absent = 0
 };
@@ -76,7 +76,7 @@ struct Options {
   Tensor alibi_slopes{};                         ///< optional [num_q_heads] f32, any sign
   Tensor sinks{};                                ///< optional [num_q_heads] f32; one extra logit in the denominator
   bool causal = true;                            ///< false: rows of all requests see later keys, too; see Batch::causal
-  std::optional<std::int64_t> window_right{};  ///< of requests that are not causal: later keys visible to a query; >= 0; absent =
+  std::optional<std::int64_t> window_right{};  ///< later keys visible to a query of a request that is not causal; >= 0; absent =
                                                ///< all. FlashAttention's window_size is (sliding_window - 1, window_right)
 };
 

@@ -17,21 +17,21 @@ enum class CacheLayout : std::int32_t {
                ///< x = 16 / itemsize (vLLM's layout; x is derived, never passed)
 };
 
-std::string_view name(CacheLayout layout) noexcept;
-std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;
+std::string_view name(CacheLayout layout) noexcept;                           ///< "nhd", "hnd", "packed"; else "invalid"
+std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  ///< inverse of name()
 
-/// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. They may also be views of the
-/// same bytes (MLA: v is the first dims of k): attend() reads them, append() refuses them (Q-S07).
+/// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. k and v may also be views of
+/// the same bytes (MLA: v is the first dims of k): attend() reads such a cache, append() refuses it (Q-S07).
 struct KVCache {
   Tensor k{};  ///< f32, f16, bf16 or an fp8 format; shape by layout
-  Tensor v{};  ///< same dtype as k, and its sizes but the head_dim: that of values and output, v_head_dim, is v's own
+  Tensor v{};  ///< dtype and sizes of k, except the head_dim: values and output have v_head_dim
   CacheLayout layout = CacheLayout::nhd;
   Tensor k_scale{};  ///< f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1; finite and > 0
-  Tensor v_scale{};  ///< likewise
+  Tensor v_scale{};  ///< as k_scale, for v
 };
 
-/// Sizes read from the shapes of `cache.k` and, v_head_dim, `cache.v` by layout. Meaningful only if rule Q-M06 holds (ranks as
-/// documented).
+/// Sizes read from the shape of `cache.k` by layout; v_head_dim from that of `cache.v`. Meaningful only if rule Q-M06 holds
+/// (ranks as documented).
 std::int64_t num_pages(const KVCache& cache) noexcept;
 std::int64_t page_size(const KVCache& cache) noexcept;
 std::int64_t num_kv_heads(const KVCache& cache) noexcept;

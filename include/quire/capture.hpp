@@ -22,7 +22,7 @@ struct Case {
   KVCache cache;
   Options options;
   Tensor observed;      ///< optional: the output that somebody's kernel produced, [num_tokens, num_q_heads, v_head_dim]
-  Tensor observed_lse;  ///< optional
+  Tensor observed_lse;  ///< optional: lse of that kernel, [num_tokens, num_q_heads] f32, natural log
   std::map<std::string, std::string> notes;  ///< free metadata carried by the file, e.g. "producer"
   std::vector<std::shared_ptr<std::byte[]>> storage;
 
@@ -34,33 +34,33 @@ struct Case {
 ///
 /// Query, key and value are N(0,1); about every fourth query head is *peaky* (times 8, so that few keys dominate its softmax).
 /// Element (request, position, head, dim) depends on the seed and its own coordinates only: not on layout, page order, chunking
-/// or whether the cache or `key`/`value` holds it. Pages are shuffled. What no correct kernel reads holds NaN: unused pages,
-/// page tails, positions >= cached_len or left of every row's window, key/value rows of cached positions; table entries past
-/// ceil(cached_len / page_size) are 2147480000; output and lse are NaN. With kscale/vscale set, scales are amax / largest finite
-/// value for fp8 caches and amax for others, per tensor or per head; V is then drawn twice as large as K, and heads differ.
-/// With data=tiny: uniform in +-1e-3, no peaky heads, and PoisonKind::zero instead of NaN.
-/// notes["problem"] is the canonical line. Errors: parse_error for a line that parse_problem_line() would refuse,
-/// invalid_argument for too few pages, unsupported if the tensors do not fit this machine's memory.
+/// or whether the cache or `key`/`value` holds it. Pages are shuffled. Memory that no correct kernel reads holds NaN: unused
+/// pages, page tails, positions >= cached_len or left of every row's window, key/value rows of cached positions. Table entries
+/// past ceil(cached_len / page_size) are 2147480000; output and lse are NaN. With kscale/vscale set, scales are amax / largest
+/// finite value for fp8 caches and amax for others, per tensor or per head; V is then drawn twice as large as K, and heads
+/// differ. With data=tiny: uniform in +-1e-3, no peaky heads, and PoisonKind::zero instead of NaN. notes["problem"] is the
+/// canonical line. Errors: parse_error for a line that parse_problem_line() would refuse, invalid_argument for too few pages,
+/// unsupported if the tensors do not fit this machine's memory.
 Result<Case> make_case(const ProblemLine& line);
 /// find_shared_prefixes() (cascade.hpp) for the case of a problem line, whose share= says what requests have in common. Makes no
 /// tensor.
 SharedPrefixes shared_prefixes_of(const ProblemLine& line, const SharingCosts& costs);
 
-/// What to put where nothing may be read.
+/// Content of memory that no correct kernel reads.
 enum class PoisonKind : std::int32_t {
   nan = 0,             ///< NaN elements, 2147480000 in table entries past the end
   finite_garbage = 1,  ///< +-1e4 (fp8: +-largest finite value), a valid but wrong page id in table entries past the end
   zero = 2,            ///< zeros, a valid but wrong page id in table entries past the end; output and lse hold NaN
 };
 
-/// Overwrites everything that no correct kernel reads (list above, output and lse included) and nothing else: attend() must
-/// give the same bits for every kind. The batch must satisfy the contract at depth tables, else the first finding is returned.
+/// Overwrites all memory that no correct kernel reads (list at make_case(), output and lse included) and nothing else: attend()
+/// must give the same bits for every kind. The batch must satisfy the contract at depth tables, else returns the first finding.
 Status poison_case(Case& c, PoisonKind kind);
 
 /// Reads a capture; rejects truncated, overlapping, overflowing or incomplete files with a message that says where.
 Result<Case> read_capture(const std::string& path);
-Result<Case> parse_capture(std::span<const std::byte> bytes);
-/// read_capture() that leaves large tensors in the file (mmap, private): pages of a cache that nobody looks at are never read.
+Result<Case> parse_capture(std::span<const std::byte> bytes);  ///< the bytes of a whole file
+/// Reads a capture, but leaves large tensors in the file (mmap, private): pages of a cache that no one looks at are never read.
 /// The file must keep its length while the case lives: an access past a new end is SIGBUS.
 Result<Case> map_capture(const std::string& path);
 /// Writes atomically (temporary file, then rename). Non-contiguous tensors are written contiguous, the cache in its layout.

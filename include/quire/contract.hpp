@@ -14,19 +14,19 @@
 
 namespace quire {
 
-/// How deep to look. Each depth includes the ones before it.
+/// Depth of a check. Each depth includes the ones before it.
 enum class Depth : std::int32_t {
   metadata = 0,  ///< dtypes, ranks, shapes, strides, devices, option ranges: no tensor data is read
   tables = 1,    ///< index tensors and scales: O(num_reqs + pages in use)
   contents = 2,  ///< every visible query, key and value element is finite: O(bytes)
 };
 
-/// One broken rule at one place.
+/// A broken rule at one place.
 struct Finding {
   std::string rule;                 ///< "Q-T03"
   std::string tensor;               ///< "block_table"
   std::vector<std::int64_t> index;  ///< {5, 2}; empty if the tensor as a whole is meant
-  std::string value;                ///< what was found: "page 913"
+  std::string value;                ///< value that was found: "page 913"
   std::string expected;             ///< "in [0, 512)"
   std::string message;              ///< the full text: `Q-T03 block_table[5][2]: page 913 outside [0, 512)`
 };
@@ -50,16 +50,16 @@ struct Rule {
   std::string_view why;
   std::string_view example;  ///< smallest breaking example
 };
-std::span<const Rule> rules() noexcept;
+std::span<const Rule> rules() noexcept;  ///< all rules, in the order of findings
 
 class SlotLedger;
 
 /// Applies every rule up to `depth` and returns all findings. Never throws, never stops at the first, writes nothing.
 /// Rules that would read through something already found broken (a wrong rank, say) are left out.
 /// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled; call it after
-/// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error), or `failure`.
-/// Tensors in device memory are copied to the host for the rules that read them, after waiting for the device: the findings are
-/// the same wherever the batch lives. At depth contents the device looks first, and the cache is copied only if something is
+/// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error) or that `failure` is
+/// set. Tensors in device memory are copied to the host for the rules that read them, after waiting for the device: the findings
+/// are the same wherever the batch lives. At depth contents the device looks first, and the cache is copied only if something is
 /// wrong.
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
@@ -76,38 +76,38 @@ Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& val
 Findings check_merge(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
                      const Tensor& lse, Depth depth = Depth::contents, const Tensor& output_scale = {});
 
-/// Number for one merge_many call.
+/// Rules for one merge_many call, as for check_merge().
 Findings check_merge_many(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
                           Depth depth = Depth::contents, const Tensor& output_scale = {});
 
-/// The rule for the workspace of one attend call, in the memory of the batch: it shares no byte with a tensor of the call. Of
-/// tensors that check() has found sound; attend() applies it after check().
+/// Rule Q-M37 for the workspace of one attend call, in the memory of the batch: workspace and tensors share no byte. Needs
+/// tensors that check() has found sound; attend() applies the rule after check().
 Findings check_workspace(const Batch& batch, const KVCache& cache, const Options& options, std::span<const std::byte> workspace);
 
-/// Who wrote a slot: `request` is a stable id, `position` the token's position in that request.
+/// Writer of a slot: `request` is a stable id, `position` the token's position in that request.
 struct WriteTag {
   std::int64_t request = -1;
   std::int64_t position = -1;
 };
 
-/// A per-slot record of who wrote it and when; opt-in, fed by append(), consulted by check(). Host memory, 24 bytes a slot.
+/// Record of the writer and the step of each slot; opt-in, fed by append(), consulted by check(). Host memory, 24 bytes a slot.
 ///
 /// Rules: a read of position p of request r from slot s is sound iff s was written (Q-L01), by r or by a request that
 /// shared the page with r (Q-L02), for position p (Q-L03), and since the page was last handed out (Q-L04).
 class SlotLedger {
  public:
-  SlotLedger(std::int64_t num_pages, std::int64_t page_size);
+  SlotLedger(std::int64_t num_pages, std::int64_t page_size);  ///< >= 1; without memory: 0 pages, which Q-L05 reports
   ~SlotLedger();
   SlotLedger(SlotLedger&&) noexcept;
   SlotLedger& operator=(SlotLedger&&) noexcept;
 
-  /// Starts step `step`; later writes carry it. Steps only grow.
+  /// Starts step `step`, which later writes carry. Steps only grow.
   void begin_step(std::int64_t step);
-  /// Slot was written for `tag` in the current step. Out-of-range slots are ignored (append refuses them first).
+  /// Records that the slot was written for `tag` in the current step. Ignores slots out of range (append refuses them first).
   void record(std::int64_t slot, WriteTag tag);
-  /// From now on `request` may read what others wrote in this page (prefix sharing).
+  /// Lets `request` read what others wrote in this page, from now on (prefix sharing).
   void share(std::int64_t page, std::int64_t request);
-  /// The page went back to the pool: everything in it is stale for everybody until written again.
+  /// Records that the page went back to the pool: its slots are stale for every request until written again.
   void recycle(std::int64_t page);
 
   struct Entry {
@@ -116,11 +116,11 @@ class SlotLedger {
     std::int64_t step = -1;
     bool recycled = false;  ///< page was recycled after this write
   };
-  Entry entry(std::int64_t slot) const;
-  bool shared_with(std::int64_t page, std::int64_t request) const;
+  Entry entry(std::int64_t slot) const;                             ///< default values for a slot out of range
+  bool shared_with(std::int64_t page, std::int64_t request) const;  ///< whether share(page, request) was called
 
   std::int64_t num_pages() const noexcept;
-  std::int64_t page_size() const noexcept;
+  std::int64_t page_size() const noexcept;      ///< tokens
   std::int64_t slots_written() const noexcept;  ///< record() calls so far
   std::int64_t slots_read() const noexcept;     ///< slots that check() looked up so far
 

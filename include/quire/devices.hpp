@@ -12,7 +12,7 @@
 namespace quire {
 
 enum class Backend : std::int32_t { cpu = 0, cuda = 1, hip = 2 };
-std::string_view name(Backend backend) noexcept;
+std::string_view name(Backend backend) noexcept;  ///< "cpu", "cuda", "hip"; else "invalid"
 
 /// CPU instruction-set features that kernels may ask for (bit mask).
 enum CpuFeature : std::uint32_t {
@@ -21,8 +21,8 @@ enum CpuFeature : std::uint32_t {
   kAvx512Bf16 = 1u << 2,  ///< AVX512-BF16
   kNeon = 1u << 3,
   kAmxBf16 = 1u << 4,  ///< AMX tiles with bf16 products, and AVX512-VBMI (implies kAvx512Bf16)
-  /// VDPBF16PS at the rate of an FMA, and so at twice its products: AMD. Intel runs it at half that. No instruction, a
-  /// preference.
+  /// VDPBF16PS runs at the rate of an FMA, with twice its products (AMD); Intel runs VDPBF16PS at half that rate. This bit names
+  /// no instruction set: it is a preference of planning.
   kFastBf16Dot = 1u << 5,
 };
 
@@ -31,23 +31,23 @@ struct Device {
   std::string name;  ///< "scalar", "avx2", "avx512", "avx512bf16", "sm90", "gfx942", ...
   Backend backend = Backend::cpu;
   std::uint32_t cpu_features = 0;
-  int num_threads = 1;              ///< threads (CPU) or multiprocessors / compute units (GPU)
+  int num_threads = 1;              ///< threads (CPU) or SMs / compute units (GPU)
   std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
   int sm = 0;                       ///< CUDA compute capability, 10 * major + minor; 0 for all others
-  int ordinal = -1;                 ///< which of this machine's GPUs; -1 for CPUs and pretended devices
-  std::string product;              ///< as the driver calls it; empty for CPUs and architectures such as sm90
+  int ordinal = -1;                 ///< number of this machine's GPU; -1 for CPUs and pretended devices
+  std::string product;              ///< driver's name of the device; empty for CPUs and architectures such as sm90
   bool operator==(const Device&) const = default;
 };
-/// This machine's CPU, features read with CPUID once; QUIRE_CPU=scalar|avx2|avx512|avx512bf16|amx narrows it (never widens).
+/// This machine's CPU, features read with CPUID once. QUIRE_CPU=scalar|avx2|avx512|avx512bf16|amx removes features, never adds.
 Device host_device();
-/// Whether this build has kernels for a backend. A build without them still plans for its pretended devices.
+/// Whether this build has kernels for a backend. A build without such kernels still plans for pretended devices of the backend.
 bool has_backend(Backend backend) noexcept;
 /// This machine's GPUs that this build has kernels for, in the driver's order; empty if there are none.
 std::vector<Device> gpu_devices();
-/// One of them. Fails with `unsupported` if the build has no GPU kernels or there is no such GPU; the message says which.
+/// GPU `ordinal`. Fails with `unsupported` if the build has no GPU kernels or there is no such GPU; the message says which.
 Result<Device> gpu_device(int ordinal = 0);
-/// A named pretend device; the error lists the names.
+/// A pretended device by name: "avx512", "sm90", "gfx942", ... invalid_argument, with all names, for an unknown one.
 Result<Device> find_device(std::string_view name);
-std::vector<Device> known_devices();
+std::vector<Device> known_devices();  ///< all pretended devices
 
 }  // namespace quire

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle, the comparison that judges an output, and the search for the cause of a wrong one.
+// Oracle (fp64 reference), comparison that judges an output, and search for the cause of a wrong output.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace quire {
 
-/// Rounding that a right kernel may do besides its f32 arithmetic (numerics.md, "Profiles"). The default is Quire's own
+/// Rounding that a right kernel may do besides its f32 arithmetic (numerics.md, "Profiles"). The default holds for Quire's own
 /// kernels.
 struct NumericsProfile {
   DType weights = DType::f32;      ///< softmax weights are rounded to f16 or bf16 before they meet V (FlashAttention, Triton)
@@ -32,48 +32,48 @@ struct NumericsProfile {
   bool plain() const { return *this == NumericsProfile{}; }
   friend bool operator==(const NumericsProfile&, const NumericsProfile&) = default;
 };
-/// "weights=bf16,scores=bf16,accumulator=f16,products=tf32,dequantised": the words that differ from the plain profile, "plain" if
-/// there is none.
+/// "weights=bf16,scores=bf16,accumulator=f16,products=tf32,dequantised": the words that differ from the plain profile, or
+/// "plain".
 std::string to_string(const NumericsProfile& profile);
-/// Inverse of to_string(), words in any order; parse_error names a word that is none, and what is expected.
+/// Inverse of to_string(), words in any order; parse_error names the unknown word and what is expected.
 Result<NumericsProfile> parse_profile(std::string_view text);
 /// Completes "a kernel that ...": "rounds its softmax weights to bf16".
 std::string in_words(const NumericsProfile& profile);
 
-/// fp64 attention of the stored (quantised) cache, with what is needed to bound a kernel's error (numerics.md).
+/// fp64 attention of the stored (quantised) cache, with the sums that bound a kernel's error (numerics.md).
 /// Row-major [num_tokens, num_q_heads, v_head_dim] (out, abs_pv, abs_spv) and [num_tokens, num_q_heads] (the rest).
 /// M_k = |scale| sum_d |q_d K_kd| + |slope (k - q_pos)| + cap / 4 + |s(k) - m| measures what rounding can do to a score.
 ///
-/// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (the sink, if there is one). So has a padding
-/// row under Padding::zero, sink or not; under Padding::left there is no answer, and the row is not in here.
-/// NaN in a visible score or value propagates as IEEE 754 says. k/v scales apply to cached tokens only.
+/// A row with no visible key, or with only -inf scores, has out = 0 and lse = -inf (lse = sink, if the head has one). A padding
+/// row under Padding::zero has out = 0 and lse = -inf, sink or not. Under Padding::left padding rows have no expected value and
+/// no entry here. NaN in a visible score or value propagates as IEEE 754 says. k/v scales apply to cached tokens only.
 struct Reference {
   std::int64_t num_tokens = 0, num_q_heads = 0;
-  std::int64_t head_dim = 0;       ///< of dot products
-  std::int64_t v_head_dim = 0;     ///< of output rows
-  std::int64_t num_left_rows = 0;  ///< padding rows behind these that an output has too, and that nobody judges (Padding::left)
+  std::int64_t head_dim = 0;       ///< length of dot products
+  std::int64_t v_head_dim = 0;     ///< length of output rows
+  std::int64_t num_left_rows = 0;  ///< padding rows after the last token, in the output but not judged (Padding::left)
   std::vector<double> out;
   std::vector<double> lse;
   std::vector<double> abs_pv;          ///< sum_k max(p_k, least) |V_k|, p normalised; least: numerics.md
   std::vector<double> abs_spv;         ///< sum_k p_k M_k |V_k|
   std::vector<double> score_mag;       ///< sum_k p_k M_k, plus p_sink (|sink| + |sink - m|)
-  std::vector<double> abs_lost;        ///< sum_k max(0, min(p_k, 2^-25) - 2^-11 p_k) |V_k|: what f16's subnormals lose of weights
+  std::vector<double> abs_lost;        ///< sum_k max(0, min(p_k, 2^-25) - 2^-11 p_k) |V_k|: loss of weights to f16's subnormals
   std::vector<std::int64_t> num_keys;  ///< visible keys
-  DType output = DType::none;          ///< the batch's output type, by which outputs are judged; none: by the type that they have
+  DType output = DType::none;          ///< type by which outputs are judged, the batch's; none: the type that an output has
   DType cache = DType::none;           ///< the cache's type
-  NumericsProfile profile;             ///< what the sums above pay for besides f32 arithmetic
+  NumericsProfile profile;             ///< rounding that the sums above allow besides f32 arithmetic
 };
 /// Two-pass fp64 reference; shares nothing with the kernels but dtype decode. Checks metadata and tables first. `profile` widens
-/// the tolerance by what it costs; dequantised_to_query changes K and V themselves. invalid_argument for a profile of other
-/// types.
+/// the tolerance by the error of its rounding; dequantised_to_query changes K and V themselves. invalid_argument for a profile
+/// with other types.
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
                             const NumericsProfile& profile = {});
-/// The same for some rows only: row i of the result is row tokens[i] of the batch. invalid_argument for a token outside the
-/// batch, and for a padding row that is left as it is.
+/// Reference of some rows only: row i of the result is row tokens[i] of the batch. invalid_argument for a token outside the
+/// batch, and for a padding row under Padding::left.
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
                             std::span<const std::int64_t> tokens, const NumericsProfile& profile = {});
 
-/// One place where an output is wrong.
+/// A place where an output is wrong.
 struct Mismatch {
   std::int64_t token = 0, head = 0, dim = 0;  ///< dim -1: the lse of (token, head)
   double observed = 0, expected = 0, tolerance = 0;
@@ -93,15 +93,15 @@ struct Comparison {
 };
 /// `output` like Batch::output. `lse` may be absent.
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected);
-/// The same for lse alone, which must be present.
+/// Compares lse alone, which must be present.
 Comparison compare_lse(const Tensor& lse, const Reference& expected);
 
-/// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before it meets V, as
-/// FlashAttention and vLLM's Triton kernels do, and of Quire's those that say so (rounds_weights()): one more error of at most u
-/// * sum_k p_k |V_k|, and what f16's subnormals lose (numerics.md, "Rounded weights"). Widens expected.abs_pv; f32 changes
+/// Widens the tolerance for kernels that round each softmax weight to `weights` (f16 or bf16) before the product with V:
+/// FlashAttention, vLLM's Triton kernels, and Quire's kernels by rounds_weights(). Adds an error of at most u * sum_k p_k |V_k|,
+/// and the loss to f16's subnormals (numerics.md, "Rounded weights"). Changes expected.abs_pv; DType::f32 for `weights` changes
 /// nothing.
 void allow_rounded_weights(Reference& expected, DType weights);
-/// The same for some of its tokens: those whose entry of `tokens` is true.
+/// Widens the tolerance likewise, but only for tokens whose entry in `tokens` is true.
 void allow_rounded_weights(Reference& expected, DType weights, const std::vector<bool>& tokens);
 
 /// An attribute of a cell, which is one head of one output row (diagnose.md, "Patterns").
@@ -132,15 +132,15 @@ enum class CellTest : std::uint8_t {
   reads,      ///< page: a visible key lies in one of values
   not_reads,  ///< page: no visible key lies in any of values
 };
-std::string_view name(CellAttribute attribute) noexcept;
-std::string_view name(CellTest test) noexcept;
+std::string_view name(CellAttribute attribute) noexcept;  ///< "request", ..., "query_len", ...
+std::string_view name(CellTest test) noexcept;            ///< "is", ..., "reads", "not reads"
 
 struct CellCondition {
   CellAttribute attribute = CellAttribute::request;
   CellTest test = CellTest::is;
   std::vector<std::int64_t> values;
 
-  /// For every attribute but `page`.
+  /// Whether an attribute with this value fulfils the condition. Valid for every attribute but `page`.
   bool holds(std::int64_t value) const;
   bool operator==(const CellCondition&) const = default;
 };
@@ -163,35 +163,35 @@ struct CellPattern {
 /// Laws that every attention output obeys, whatever the scores were.
 enum class OutputLaw : std::uint8_t {
   finite,     ///< broken: NaN or infinity, and every V row that the request may read is finite
-  one_value,  ///< broken: all dims hold one value, which the buffer was filled with, or the 0 of a row that sees no key
+  one_value,  ///< broken: all dims hold one value: the buffer's initial fill, or the 0 of a row that sees no key
   hull,       ///< broken: a dim lies outside [min, max] of the V rows that the request may read
 };
-std::string_view name(OutputLaw law) noexcept;
+std::string_view name(OutputLaw law) noexcept;  ///< a broken law in words: "not finite", ...
 
-/// The rows that break one law.
+/// Rows that break one law.
 struct LawFinding {
   OutputLaw law = OutputLaw::finite;
   std::vector<std::int64_t> tokens;  ///< rows with at least one head that breaks it, ascending
   std::string text;                  ///< "row 5336, head 0, dim 12 holds 1.69; the values it may average lie in [-0.001, 0.001]"
 };
 
-/// The wrong elements of one request.
+/// Wrong elements of one request.
 struct WrongRequest {
   std::int64_t req = 0, query_len = 0, context_len = 0, seq_len = 0;
   std::vector<std::int64_t> tokens;  ///< rows with a wrong element, ascending
   std::vector<bool> heads;           ///< [num_q_heads], whether the head has a wrong element
   std::int64_t cells = 0;
-  std::int64_t elements = 0, nonfinite = 0;    ///< of the output: wrong ones; of these NaN or infinite out of place
-  std::int64_t first_dim = -1, last_dim = -1;  ///< of the wrong ones; -1: lse only
+  std::int64_t elements = 0, nonfinite = 0;    ///< wrong output elements; those among them that are NaN or infinite out of place
+  std::int64_t first_dim = -1, last_dim = -1;  ///< range of dims of the wrong elements; -1: lse only
   bool lse = false;                            ///< an lse is wrong
   double largest_error = 0;                    ///< finite ones
 };
 
-/// Why a suspect is not the cause.
+/// State of a suspect: open, or the reason why it is not the cause.
 enum class Standing : std::uint8_t {
   open,         ///< it may be the cause: the best one of its part, or one that explains as much
   refuted,      ///< it explains less, or breaks right elements
-  unproven,     ///< it says "never written" of rows whose bytes do not prove that
+  unproven,     ///< it claims that rows were never written, and the bytes of these rows do not prove that
   cannot_show,  ///< it changes nothing on this batch
 };
 
@@ -199,13 +199,13 @@ enum class Standing : std::uint8_t {
 struct Suspicion {
   std::string mechanism;    ///< id of diagnose.md, e.g. "factor_out"; two joined by " + " for a combination
   std::string fault;        ///< id in faults(), e.g. "query_start_loc_as_int32", or empty; two joined by " + "
-  std::string family;       ///< of the fault in faults(), or empty
+  std::string family;       ///< family of the fault in faults(), or empty
   std::string text;         ///< "reads an int64 query_start_loc as int32"
   std::string detail;       ///< the parameters: "logical page 3 of request 5 read from page 17"
-  std::string scope;        ///< where it holds, if not in the whole batch: "the decode rows, heads 16-31"
-  std::string next;         ///< what to look at next if this is the cause
-  double explained = 0;     ///< share of the observed error that it explains, in [0, 1], less the right rows that it would break
-  double largest_move = 0;  ///< how far it moves any tested element at most
+  std::string scope;        ///< scope of the suspect, if not the whole batch: "the decode rows, heads 16-31"
+  std::string next;         ///< advice for the next step if this is the cause
+  double explained = 0;     ///< share of the observed error that it explains, in [0, 1], less the share of right rows it breaks
+  double largest_move = 0;  ///< largest change of a tested element
   double largest_left = 0;  ///< the largest error that it leaves unexplained
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
   bool combined = false;    ///< two faults at once, found greedily: the second on top of the first
@@ -213,17 +213,17 @@ struct Suspicion {
   std::string refutation;  ///< why it is not the cause, with numbers; empty if `standing` is open
 };
 
-/// The suspects of one separate set of wrong cells.
+/// Suspects of one separate set of wrong cells.
 struct DiagnosisPart {
   CellPattern pattern;      ///< the cells
   bool everything = false;  ///< the suspects are those of all wrong cells, although `pattern` is but the first of several
-  std::size_t first = 0;    ///< of Diagnosis::suspicions
+  std::size_t first = 0;    ///< index of the first suspect in Diagnosis::suspicions
   std::size_t count = 0;    ///< suspects from there on, best first; the last one is rounding, which is always refuted
 };
 
 struct DiagnoseOptions {
   bool full = false;     ///< compare every row with the reference, however long it takes
-  double seconds = 1.0;  ///< without `full`: about how long comparing with the reference may take; laws cover every row anyway
+  double seconds = 1.0;  ///< without `full`: rough time limit for comparing with the reference; laws cover every row anyway
   /// Rounding that the kernel may do. Absent: plain, and if that finds something wrong, the tightest profile whose rounding looks
   /// like the error that was observed.
   std::optional<NumericsProfile> profile;
@@ -241,44 +241,44 @@ enum class DiagnosisVerdict : std::int32_t {
 std::string_view name(DiagnosisVerdict verdict) noexcept;
 
 namespace report {
-struct Pictures;  // what a page draws (src/report/pictures.h)
+struct Pictures;  // drawings of a page (src/report/pictures.h)
 }
 
-/// The answer of diagnose(): where an observed output is wrong, and why (diagnose.md). Data only: report.hpp makes text, JSON and
-/// a page of it.
+/// Answer of diagnose(): where an observed output is wrong, and why (diagnose.md). Holds data only: report.hpp makes text, JSON
+/// and a page of it.
 struct Diagnosis {
   DiagnosisVerdict verdict = DiagnosisVerdict::right;
-  /// Best first; suspicions[0] is the cause if the verdict is cause_found. Wrong cells in separate scopes have a cause each: the
-  /// suspects of one part follow those of the other.
+  /// Suspects, best first; suspicions[0] is the cause if the verdict is cause_found. Wrong cells in separate scopes have a cause
+  /// each: the suspects of one part follow those of the part before.
   std::vector<Suspicion> suspicions;
   std::vector<DiagnosisPart> parts;        ///< one, or one for each of `patterns`; none if nothing is wrong
-  std::vector<CellPattern> patterns;       ///< which cells are wrong: one rule for each separate set
+  std::vector<CellPattern> patterns;       ///< rules that select the wrong cells, one for each separate set
   std::vector<std::string> observations;   ///< at most five facts that need no hypothesis
   std::vector<LawFinding> laws;            ///< laws that are broken somewhere
-  std::vector<WrongRequest> wrong;         ///< of the compared rows
+  std::vector<WrongRequest> wrong;         ///< requests with wrong elements among the compared rows
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong
   bool nothing_finite = false;             ///< every wrong cell is wrong by NaN or infinity alone
-  std::string wrong_padding;               ///< what is wrong with rows that belong to no request, or empty
+  std::string wrong_padding;               ///< finding about padding rows, or empty
   std::int64_t num_tokens = 0;             ///< rows of the output
   std::int64_t compared_rows = 0;          ///< rows that were compared with the reference
   bool complete = false;                   ///< every element was compared with the reference
-  NumericsProfile profile;                 ///< what the tolerance paid for; not plain: given, or found by itself
-  bool profile_found = false;              ///< nobody named that profile: the data did
+  NumericsProfile profile;                 ///< rounding that the tolerance allowed; not plain: given, or found in the data
+  bool profile_found = false;              ///< the profile was found in the data, not given
   double worst_right = 0;                  ///< largest |error| / tolerance of the rows that are right
   double least_factor = 0;                 ///< smallest relative error that shows if all outputs have it; infinite if all are 0
-  double least_factor_in_f32 = 0;          ///< the same without the profile, if it was found
+  double least_factor_in_f32 = 0;          ///< least_factor without the profile, if the profile was found
   std::string problem;                     ///< the problem line
-  std::vector<Finding> findings;           ///< of a broken batch: what check() found; nothing else is set then
+  std::vector<Finding> findings;           ///< findings of check() for a broken batch; no other member is set then
   std::shared_ptr<const report::Pictures> pictures;  ///< error maps and page map; null for a broken batch
 };
 
-/// Localises, applies laws that need no oracle, describes the wrong cells by a rule, inverts a few of them, tests mechanisms and
-/// every fault of the catalogue with and without that rule as a scope, and refutes the rest with numbers. The case must have an
-/// `observed` output (invalid_argument).
+/// Finds the cause of a wrong output. The steps: localise the wrong cells, apply laws that need no oracle, describe the wrong
+/// cells by a rule, invert a few of them, test mechanisms and every fault of the catalogue with and without that rule as a scope,
+/// and refute the rest with numbers. The case must have an `observed` output (invalid_argument).
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options = {});
 
-/// The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read. The observed
-/// output is cut to the same rows.
+/// Returns the smallest part of a case that still shows the same cause: fewer requests, and only the pages that these requests
+/// read. The observed output is cut to the same rows.
 Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis);
 
 }  // namespace quire

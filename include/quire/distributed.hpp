@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention whose heads or contexts are spread over ranks: who holds what, as pure data, and what ranks tell each other.
+// Attention whose heads or contexts are spread over ranks: shards as pure data, and the exchanges between ranks.
 //
 // A context shard owns positions by one function of (rank, world, interleave). Positions stay global; a rank counts the positions
 // that it holds, in order, by a local index:
@@ -10,8 +10,8 @@
 //   local_length(n)    = positions below n that this rank holds
 //   global_position(j) = the position that has local index j on this rank
 //
-// Each rank attends to its own keys with lse, in f32; merge_many() (attention.hpp) combines the partial results in rank order, so
-// every rank has the same bits whatever arrives first.
+// Each rank attends to its own keys with lse, in f32. merge_many() (attention.hpp) combines the partial results in rank order, so
+// every rank has the same bits in any order of arrival.
 #pragma once
 
 #include <algorithm>
@@ -31,17 +31,16 @@
 
 namespace quire {
 
-/// Positions of every request that this rank holds. Rules Q-D01 and Q-D02 say what is valid; the functions need a valid shard
-/// and positions, lengths and indices >= 0.
+/// Positions of every request that this rank holds. Valid shards keep rules Q-D01 and Q-D02. All functions need a valid shard and
+/// positions, lengths and indices >= 0.
 struct ContextShard {
   std::int32_t rank = 0;
-  std::int32_t world = 1;  ///< ranks that hold one context together
-  std::int64_t interleave =
-      1;                  ///< tokens that lie together before the next rank's begin; a multiple of the page size shards pages
-  std::int64_t span = 0;  ///< > 0: contiguous; rank k holds [k * span, (k + 1) * span), the last rank also what follows
+  std::int32_t world = 1;       ///< ranks that hold one context together
+  std::int64_t interleave = 1;  ///< length of a run of tokens on one rank; a multiple of the page size shards whole pages
+  std::int64_t span = 0;        ///< > 0: contiguous; rank k holds [k * span, (k + 1) * span), the last rank also what follows
 
   constexpr bool contiguous() const noexcept { return span > 0; }
-  /// Tokens of one run.
+  /// Number of tokens in one run.
   constexpr std::int64_t run() const noexcept { return contiguous() ? span : interleave; }
 
   constexpr std::int32_t owner(std::int64_t position) const noexcept {
@@ -50,7 +49,7 @@ struct ContextShard {
   }
   constexpr bool holds(std::int64_t position) const noexcept { return owner(position) == rank; }
 
-  /// On the rank that holds it.
+  /// Local index of a position on the rank that holds the position.
   constexpr std::int64_t local_index(std::int64_t position) const noexcept {
     if (contiguous()) return position - owner(position) * span;
     return position / (interleave * world) * interleave + position % interleave;
@@ -89,15 +88,15 @@ struct HeadShard {
   friend constexpr bool operator==(const HeadShard&, const HeadShard&) noexcept = default;
 };
 
-/// Rules Q-D01 and Q-D02, and Q-D04 if a page size is given (0 = not).
+/// Applies rules Q-D01 and Q-D02, and Q-D04 if a page size is given (0 = not given).
 Findings check_shard(const ContextShard& shard, std::int64_t page_size = 0);
-/// Rules Q-D01 and Q-D03.
+/// Applies rules Q-D01 and Q-D03.
 Findings check_shard(const HeadShard& shard);
-/// Rule Q-D06: slot_mapping[t] >= 0 exactly where the rank holds positions[t]. Sizes are equal.
+/// Applies rule Q-D06: slot_mapping[t] >= 0 exactly where the rank holds positions[t]. Both spans have one size.
 Findings check_shard_slots(const ContextShard& shard, std::span<const std::int64_t> slot_mapping,
                            std::span<const std::int64_t> positions);
-/// Rule Q-D05: what every rank said about one step. facts[k * names.size() + i] is fact i of rank k; rank 0's are expected of
-/// all.
+/// Applies rule Q-D05: all ranks state the same facts about a step. facts[k * names.size() + i] is fact i of rank k; every rank
+/// must state the facts of rank 0.
 Findings check_ranks(std::span<const std::string> names, std::span<const std::int64_t> facts);
 
 /// Slots of tokens in this rank's cache: slot = page * page_size + offset of the token's local index, -1 where another rank holds
@@ -106,8 +105,8 @@ Result<std::vector<std::int64_t>> local_slots(const ContextShard& shard, std::sp
                                               std::span<const std::int64_t> requests, std::span<const std::int64_t> local_table,
                                               std::int64_t pages_per_request, std::int64_t page_size);
 
-/// The pages of a global block table [*, pages_per_request] that this rank holds, in order; places past the last page of a
-/// request are -1. Whole pages only (Q-D04): interleave or span is a multiple of page_size. lengths: tokens of each request.
+/// Pages of a global block table [*, pages_per_request] that this rank holds, in order; entries past the last page of a request
+/// are -1. Whole pages only (Q-D04): interleave or span is a multiple of page_size. lengths: tokens of each request.
 struct LocalTable {
   std::vector<std::int64_t> pages;
   std::int64_t pages_per_request = 0;
@@ -115,7 +114,7 @@ struct LocalTable {
 Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::int64_t> table, std::int64_t pages_per_request,
                                std::span<const std::int64_t> lengths, std::int64_t page_size);
 
-/// The lengths of one rank's batch: the rows of the whole batch, over the keys that the rank holds. Requests are causal.
+/// Lengths of one rank's batch: the rows of the whole batch, over the keys that the rank holds. Requests are causal.
 ///
 /// A contiguous shard keeps the requests; key_begin and q_begin say where keys and rows stand. In an interleaved shard the keys
 /// that a row sees are the first local_length(q_pos + 1) ones, and the rows of a request fall into segments, each of which
@@ -128,45 +127,112 @@ Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::i
 struct LocalLengths {
   std::vector<std::int64_t> query_start_loc;  ///< [segments + 1]
   std::vector<std::int64_t> seq_lens;         ///< [segments] keys on this rank
-  std::vector<std::int64_t> request;          ///< [segments] the request of the whole batch that the segment belongs to
+  std::vector<std::int64_t> request;          ///< [segments] index of the segment's request in the whole batch
   std::vector<std::uint8_t> causal;           ///< [segments]
   std::vector<std::int64_t> q_begin;          ///< [segments], or empty = absent
   std::vector<std::int64_t> key_begin;        ///< [segments], or empty = absent
 };
-/// query_start_loc [num_reqs + 1] and seq_lens [num_reqs] are those of the whole batch, in tokens. invalid_argument names the
-/// entry that makes no sense.
+/// Needs query_start_loc [num_reqs + 1] and seq_lens [num_reqs] of the whole batch, in tokens. invalid_argument names an invalid
+/// entry.
 Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const std::int64_t> query_start_loc,
                                    std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window = {});
 
-/// Exchanges between ranks. Every rank makes the same calls in the same order. A call that does not come to an end
-/// within the time limit of the communicator fails on every rank that waits, and its message names the ranks that are missing.
+/// Exchanges between ranks. Every rank makes the same calls in the same order. A call that exceeds the time limit of the
+/// communicator fails on every rank that waits, and its message names the missing ranks.
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  virtual std::int32_t rank() const noexcept = 0;
-  virtual std::int32_t world() const noexcept = 0;
-  /// received = the `sent` bytes of rank 0, 1, ...; received.size() == world * sent.size(). They may not overlap.
+  virtual std::int32_t rank() const noexcept = 0;   ///< number of this rank, in [0, world())
+  virtual std::int32_t world() const noexcept = 0;  ///< number of ranks
+  /// Fills `received` with the `sent` bytes of rank 0, 1, ...; received.size() == world * sent.size(). The spans do not overlap.
   virtual Status all_gather(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
-  /// Part k of `sent` goes to rank k; part k of `received` comes from rank k. Both have world equal parts.
+  /// Sends part k of `sent` to rank k and receives part k of `received` from rank k. Both spans have `world` equal parts.
   virtual Status all_to_all(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
-  /// This rank cannot go on: calls of all ranks fail from now on, and name it with this reason.
+  /// Reports that this rank cannot go on: from now on calls of all ranks fail, with this rank and `reason` in the message.
   virtual void fail(std::string_view reason) = 0;
 };
 
-/// The ranks of one process: each thread uses its own. Rank i is element i.
+/// Makes the communicators of ranks in one process, a thread each. Element i is rank i.
 Result<std::vector<std::unique_ptr<Communicator>>> local_group(std::int32_t world, std::chrono::milliseconds limit);
 
+/// Exchanges of partial results, in the memory of the batch. Every rank makes the same calls in the same order; a GPU's are
+/// enqueued on `stream` and return.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  /// received = the `bytes` bytes of rank 0, 1, ...
+  virtual Status all_gather(const void* sent, void* received, std::size_t bytes, void* stream) = 0;
+  /// Part k of `sent`, `bytes` long, goes to rank k; part k of `received` comes from rank k.
+  virtual Status all_to_all(const void* sent, void* received, std::size_t bytes, void* stream) = 0;
+};
+
+/// NCCL between the GPUs that are current on each rank's thread. libnccl.so.2 is opened at run time (QUIRE_NCCL_LIBRARY names
+/// another); `unsupported` says what is missing. `group` carries NCCL's id, in host memory: MPI's, or threads' of one process.
+/// All ranks call it. NVLink multicast stays off unless NCCL_NVLS_ENABLE says otherwise. The communicator ends with the object,
+/// on every rank.
+Result<std::unique_ptr<Exchange>> nccl_exchange(Communicator& group);
+
 struct ShardedSettings {
-  Executor* executor = nullptr;  ///< null = default_executor()
+  Executor* executor = nullptr;  ///< null = default_executor(); of host memory
   bool own_heads =
       false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, v_head_dim]
   bool swap_heads =
       false;  ///< all-to-all instead of all-gather: rank k receives and merges its share of the heads; the same bits
   bool check_ranks =
       true;  ///< lengths, options, types and sizes are compared over the ranks first (Q-D05), by one small exchange
+  /// Type of partial outputs: f32, or the query's if that has 16 bits. none = f32 on a CPU; on a GPU the query's where it has 16
+  /// bits, because tuned kernels write no f32. 16 bits add half
+  /// an ulp of each partial output to the error of the result.
+  DType partials = DType::none;
 };
 
-/// Softmax attention for every request of the batch, whose keys are spread over the ranks of `group`; host memory.
+/// Lengths of the whole requests in host memory, in tokens: query_start_loc [num_reqs + 1], seq_lens [num_reqs].
+struct HostLengths {
+  std::span<const std::int64_t> query_start_loc;
+  std::span<const std::int64_t> seq_lens;
+};
+
+/// One step of attend_sharded(), made once and run for every layer, in host memory or on a GPU.
+///
+///     memory = device memory of ShardedStep::memory_bytes(...)                       of the step: index arrays, partial results
+///     step   = ShardedStep::make(group, shard, batch, cache, options, lengths, memory)
+///     for each layer: step.run(exchange, batch of the layer, its cache, its options, workspace, stream)
+///
+/// The batch is that of attend_sharded(); on a GPU its lengths are not read, `lengths` says them. A step is used by one stream at
+/// a time: layers write the same partial results.
+class ShardedStep {
+ public:
+  /// Bytes of `memory`; invalid_argument as for local_lengths(). On a GPU it reads nothing there.
+  static Result<std::size_t> memory_bytes(const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                                          const Options& options, const HostLengths& lengths,
+                                          const ShardedSettings& settings = {});
+  /// Refuses what attend_sharded() refuses, compares the ranks, writes index arrays to `memory` (64-byte aligned, where the batch
+  /// is) and plans. On a GPU it reads block_table and waits for it. All ranks call it; a rank that is refused calls group.fail().
+  static Result<ShardedStep> make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                                  const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
+                                  const ShardedSettings& settings = {});
+  /// Of run(), for the rank's own attention.
+  std::size_t workspace_bytes() const noexcept { return quire::workspace_bytes(plan_); }
+  /// The rank's own attention.
+  const Plan& plan() const noexcept { return plan_; }
+  /// Attention over the rank's keys, one exchange, one merge. Tensors have the shapes and types of make(). On a GPU it enqueues
+  /// and returns, and may be captured in a graph. The batch's index tensors are not looked at.
+  Status run(Exchange& exchange, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+             void* stream = nullptr) const;
+
+ private:
+  ShardedStep() = default;
+  Status exchange_and_merge(Exchange& exchange, const Batch& batch, void* stream) const;
+
+  ContextShard shard_;
+  ShardedSettings settings_;
+  Batch own_;  ///< this rank's batch: lengths, tables, and partial results as output and lse
+  Plan plan_;
+  std::byte* partial_ = nullptr;
+  std::byte* received_ = nullptr;
+};
+
+/// Softmax attention for every request of a batch whose keys are spread over the ranks of `group`; host memory.
 ///
 ///     o_k, lse_k = attention over the keys of rank k         f32, natural logarithm; no key: 0, -inf
 ///     out        = sum_k o_k exp(lse_k - lse)                lse = log sum_k exp(lse_k), in rank order

@@ -17,13 +17,13 @@
 
 namespace quire {
 
-/// One entry of faults.md.
+/// An entry of faults.md.
 struct FaultInfo {
   std::string id;      ///< stable, lower case: "query_start_loc_as_int32"
   std::string family;  ///< the file that holds it: rows, index_width, mask, tokens, split, pages, layout, heads, head_dims, ...
   std::string text;    ///< completes "a kernel that ...": "reads an int64 query_start_loc as int32"
-  std::string seen;    ///< where it was seen in the field, or empty
-  std::string next;    ///< what to look at next if this is the cause
+  std::string seen;    ///< place in the field where the fault was seen, or empty
+  std::string next;    ///< advice for the next step if this fault is the cause
 };
 
 /// All faults, ordered by family; ids are unique.
@@ -33,7 +33,7 @@ const std::vector<FaultInfo>& faults();
 /// Rows that such a kernel never writes keep their bytes. Errors: invalid_argument for an unknown id, unsupported (with the
 /// reason) if the fault cannot show on this batch, and whatever check() at depth tables finds.
 Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id);
-/// The same for some rows only; all others keep their bytes. invalid_argument for a token outside the batch.
+/// Writes rows `tokens` only; all others keep their bytes. invalid_argument for a token outside the batch.
 Status attend_with_fault(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
                          std::span<const std::int64_t> tokens);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of an MPI communicator as a Communicator. Header-only: it is compiled with the program's own mpi.h, of any MPI
-// library, and Quire itself is built without one.
+// Communicator (distributed.hpp) over the ranks of an MPI communicator. Header-only: the program compiles it with the mpi.h of
+// its own MPI library, and Quire itself is built without MPI.
 #pragma once
 
 #include <mpi.h>
@@ -18,8 +18,8 @@
 
 namespace quire {
 
-/// Host memory. MPI_Init_thread() comes before, MPI_Finalize() after it is gone. Every rank of `comm` makes one, in the same
-/// order: the communicator is duplicated. Messages about failures travel on a duplicate of their own.
+/// Exchanges host memory. Lives between MPI_Init_thread() and MPI_Finalize(). Every rank of `comm` makes one, in the same order,
+/// because the communicator is duplicated. Messages about failures travel on a second duplicate.
 class MpiCommunicator final : public Communicator {
  public:
   explicit MpiCommunicator(MPI_Comm comm = MPI_COMM_WORLD, std::chrono::milliseconds limit = std::chrono::seconds(30))
@@ -32,7 +32,7 @@ class MpiCommunicator final : public Communicator {
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
   ~MpiCommunicator() override {
-    // A broken group has requests that nobody will meet: freeing its communicators would wait for them.
+    // A broken group has requests that no rank will complete: freeing its communicators would wait for these requests.
     if (!broken_.ok()) return;
     MPI_Comm_free(&mail_);
     MPI_Comm_free(&data_);
@@ -64,21 +64,21 @@ class MpiCommunicator final : public Communicator {
     const std::string text = "rank " + std::to_string(rank_) + " failed: " + std::string(reason.substr(0, kTextBytes / 2));
     if (!broken_.ok()) return;
     broken_ = Status(Code::rank_failed, text);
-    sent_.assign(text.begin(), text.end());  // lives as long as the messages may
+    sent_.assign(text.begin(), text.end());  // member: the bytes must outlive the messages
     std::vector<MPI_Request> requests(static_cast<std::size_t>(world_), MPI_REQUEST_NULL);
     for (int other = 0; other < world_; ++other)
       if (other != rank_)
         MPI_Isend(sent_.data(), static_cast<int>(sent_.size()), MPI_CHAR, other, kTag, mail_,
                   &requests[static_cast<std::size_t>(other)]);
-    // MPI sends while it is called: a program that ends now would take the reason with it.
+    // MPI makes progress only inside MPI calls: a program that ended now would never send the reason.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
     for (int done = 0; done == 0 && std::chrono::steady_clock::now() < deadline;)
       MPI_Testall(world_, requests.data(), &done, MPI_STATUSES_IGNORE);
   }
 
  private:
-  static constexpr int kTag = 7701;
-  static constexpr int kTextBytes = 1024;
+  static constexpr int kTag = 7701;        // tag of failure messages, on a communicator of their own
+  static constexpr int kTextBytes = 1024;  // longest failure message; reasons are cut to half of it
 
   template <class Start>
   Status wait(const char* what, Start&& start) {
@@ -99,7 +99,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// A reason that another rank gave for its failure.
+  /// Whether another rank reported a failure; its reason is then in broken_.
   bool heard_of_a_failure() {
     int there = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, kTag, mail_, &there, MPI_STATUS_IGNORE);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing is a value: plan() is a pure function from a problem and a device to a printable plan.
+// Planning: plan() is a pure function from a problem and a device to a printable plan, which kernels obey.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@
 
 namespace quire {
 
-/// One row of the kernel table, src/plan/kernels.inc, as users see it.
+/// A row of the kernel table (src/plan/kernels.inc), as users see it.
 struct Kernel {
   std::string_view name;  ///< "cpu_avx512"
   Backend backend;
-  std::uint32_t cpu_features;  ///< all of these are needed
-  std::string_view takes;      ///< what it takes, in words
+  std::uint32_t cpu_features;  ///< bits of CpuFeature that the kernel needs, all of them
+  std::string_view takes;      ///< problems that the kernel takes, in words
   std::string_view description;
 };
 /// All rows in order of preference.
@@ -33,13 +33,13 @@ struct KernelRow;
 struct Work;
 }  // namespace plan_detail
 
-/// A kernel as plans hold it: a handle to its row of the table. It reads, prints and compares as the kernel's name.
+/// A kernel in a plan: a handle to its row of the table. A handle reads, prints and compares as the kernel's name.
 class KernelHandle {
  public:
   constexpr KernelHandle() = default;
   constexpr KernelHandle(const plan_detail::KernelRow& row) noexcept : row_(&row) {}
   std::string_view name() const noexcept;                               ///< empty if the handle holds no row
-  const plan_detail::KernelRow& row() const noexcept { return *row_; }  ///< of a handle that holds one
+  const plan_detail::KernelRow& row() const noexcept { return *row_; }  ///< undefined if the handle holds no row
   operator std::string_view() const noexcept { return name(); }
   operator std::string() const { return std::string(name()); }
   bool operator==(const KernelHandle&) const = default;
@@ -50,12 +50,12 @@ class KernelHandle {
 };
 
 struct PlanSettings {
-  std::string kernel;            ///< force this row by name; plan fails with its refusals if it cannot take the problem
+  std::string kernel;            ///< name of the row to force; plan() fails with its refusals if it cannot take the problem
   bool batch_invariant = false;  ///< a request's bits do not depend on the rest of the batch nor on its chunking
   bool exact_weights = false;    ///< softmax weights keep f32's precision in every row (see rounds_weights()); slower
   int num_threads = 0;           ///< 0 = device.num_threads, at most kMaxThreads; only balances work, never changes bits
-  /// For lengths that live on a device and are not read: no request of the batch is longer. 0 = what the tensors' shapes allow.
-  /// They size the workspace; attend_status() finds a batch that breaks them.
+  /// Upper bounds of lengths that live on a device, where planning does not read them. 0 = the most that the tensors' shapes
+  /// allow. The bounds size the workspace; attend_status() reports a batch that exceeds them.
   std::int64_t max_query_len = 0;
   std::int64_t max_seq_len = 0;
 };
@@ -66,19 +66,19 @@ struct Refusal {
   std::string reason;
 };
 
-/// What a GPU plan is sized for. Kernels read the lengths on the device: every batch within these bounds runs with the plan.
+/// Sizes that a GPU plan covers. Kernels read the lengths on the device: every batch within these bounds runs with the plan.
 struct Bounds {
   std::int64_t num_reqs = 0;
   std::int64_t num_tokens = 0;
   std::int64_t max_query_len = 0;
   std::int64_t max_seq_len = 0;
-  /// max_seq_len is what the table's width holds. A longer request is no fault of its own: its window may see none of the table.
+  /// Whether max_seq_len comes from the table's width. A longer request is then no error: its window may see none of the table.
   bool seq_len_from_shapes = false;
   bool operator==(const Bounds&) const = default;
 };
 
-/// What attend() will do, decided in full. Equal inputs give equal plans; reusable for every layer of a step. A CPU plan holds
-/// the work itself. A GPU plan holds lists that the device fills, because only the device knows the lengths.
+/// All decisions about one attend(). Equal inputs give equal plans. All layers of a step share a plan. A CPU plan holds the work
+/// itself. A GPU plan holds lists that the device fills, because only the device knows the lengths.
 struct Plan {
   Problem problem;
   Device device;
@@ -89,20 +89,20 @@ struct Plan {
   std::int64_t tile_kv = 0;      ///< keys per tile
   std::int64_t split_keys = 0;   ///< keys per split-KV segment; every row is folded over the same segments
   std::int64_t direct_rows = 0;  ///< items of up to this many score rows read K and V in place (decode); 0 if batch_invariant
-  Bounds bounds;                 ///< of a GPU plan
-  std::vector<std::string> assumptions;  ///< what planning took for granted about lengths that it did not read
+  Bounds bounds;                 ///< sizes that a GPU plan covers
+  std::vector<std::string> assumptions;  ///< assumptions about lengths that planning did not read
   std::int64_t num_partials = 0;
   std::int64_t scratch_bytes_per_thread = 0;
   int num_threads = 1;
   std::int64_t kv_bytes = 0;      ///< bytes of K and V in the visible ranges, each counted once; 0 if lengths were not read
   double flops = 0;               ///< 2 * (head_dim + v_head_dim) * num_q_heads * visible pairs; 0 if lengths were not read
-  std::vector<Refusal> refusals;  ///< rows preferred over the chosen one, and why they refused
+  std::vector<Refusal> refusals;  ///< rows preferred over the chosen one, with the reasons of their refusal
   bool operator==(const Plan& other) const;
 
-  std::int64_t num_items() const noexcept;   ///< of a CPU plan: independent pieces of work
-  std::int64_t num_merges() const noexcept;  ///< of a CPU plan: pieces that fold the partials of several items
+  std::int64_t num_items() const noexcept;   ///< CPU plan: number of independent pieces of work
+  std::int64_t num_merges() const noexcept;  ///< CPU plan: number of merges, each over the partials of several items
 
-  /// Tiles and lists, for kernels (src/plan/work.h). Plans share what never changes: a copy is cheap.
+  /// Tiles and lists, for kernels (src/plan/work.h). Copies of a plan share the work: a copy is cheap.
   const plan_detail::Work& work() const noexcept;
   void set_work(plan_detail::Work work);
 
@@ -110,7 +110,7 @@ struct Plan {
   std::shared_ptr<const plan_detail::Work> work_;
 };
 
-/// Plans a problem for a device. Fails with `unsupported` (all refusals in the message) if no row takes it.
+/// Plans a problem for a device. Fails with `unsupported` (all refusals in the message) if no row takes the problem.
 Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings = {});
 /// Checks metadata and tables first (a broken rule is the returned status), then plans for this batch where its tensors are: on
 /// this machine's CPU, or on the GPU that holds `query`. On a GPU no tensor is read and nothing waits for the device: the plan is
@@ -118,11 +118,11 @@ Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& set
 /// `settings`, and says so in `assumptions`.
 Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings = {});
 
-/// Whether attend() may round the softmax weights of a request with query_len rows to the type of the query before they meet V
-/// (numerics.md, "Rounded weights"). Its outputs are then judged with allow_rounded_weights().
+/// Whether attend() may round the softmax weights of a request with query_len rows to the type of the query before their product
+/// with V (numerics.md, "Rounded weights"). Outputs of such requests are judged with allow_rounded_weights().
 bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept;
 
-/// One line: `cpu_avx512 tile=64x64 split=1024 items=40 merges=8 ...`.
+/// The plan in one line: `cpu_avx512 tile=64x64 split=1024 items=40 merges=8 ...`.
 std::string to_string(const Plan& plan);
 /// The busiest thread's share of the work over the mean, if threads take items in order and the cost model holds; 1 is perfect,
 /// and so is a plan without items.
@@ -130,15 +130,15 @@ double load_imbalance(const Plan& plan);
 /// Bytes that attend() needs in `workspace` for this plan, in the memory of the batch.
 std::size_t workspace_bytes(const Plan& plan) noexcept;
 
-/// The choice and every refusal, for people (`text`) and programs.
+/// Choice of a kernel and every refusal, for people (`text`) and programs.
 struct Explanation {
   Problem problem;
   Device device;
   std::string chosen;             ///< kernel name, or empty if none takes the problem
   std::vector<Refusal> refusals;  ///< every row not chosen, in table order, with each failed condition
   std::string plan_line;          ///< to_string(plan), or empty
-  std::string text;               ///< all of it, several lines
+  std::string text;               ///< all members in words, several lines
 };
-Explanation explain(const Problem& problem, const Device& device, const PlanSettings& settings = {});
+Explanation explain(const Problem& problem, const Device& device, const PlanSettings& settings = {});  ///< never fails
 
 }  // namespace quire

@@ -13,20 +13,20 @@
 
 namespace quire {
 
-/// Lengths of one request. context_len + query_len = seq_len; context_len <= cached_len <= seq_len. context_len is negative where
-/// a request has more rows than keys.
+/// Lengths of one request, in tokens. context_len + query_len = seq_len; context_len <= cached_len <= seq_len. context_len is
+/// negative if a request has more rows than keys.
 struct Request {
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   std::int64_t cached_len = 0;
-  bool causal = true;          ///< by Batch::causal or Options::causal
-  std::int64_t shift = 0;      ///< rows stand so many positions behind the end of their keys; q_begin() says it as Batch does
+  bool causal = true;          ///< from Batch::causal or Options::causal
+  std::int64_t shift = 0;      ///< positions from the end of the keys to where the rows stand; 0 unless Batch::q_begin is given
   std::int64_t key_begin = 0;  ///< position of the first key
   bool operator==(const Request&) const = default;
   std::int64_t seq_len() const noexcept { return context_len + query_len; }
   /// Position of the first row.
   std::int64_t q_begin() const noexcept { return key_begin + context_len + shift; }
-  /// Position of the first row, counted from the first key: all that visibility and ALiBi depend on.
+  /// Position of the first row, counted from the first key. Visibility and ALiBi depend on no other position.
   std::int64_t first_row() const noexcept { return context_len + shift; }
 };
 
@@ -37,7 +37,7 @@ struct KeyPositions {
   bool operator==(const KeyPositions&) const = default;
 };
 
-/// Which form a k/v scale takes.
+/// Form of a k/v scale.
 enum class ScaleKind : std::int32_t { none = 0, per_tensor = 1, per_head = 2 };
 
 /// Everything that planning depends on: types, sizes, options, lengths; no pointers, no data.
@@ -59,15 +59,15 @@ struct Problem {
   ScaleKind k_scale = ScaleKind::none;
   ScaleKind v_scale = ScaleKind::none;
   Padding padding = Padding::refused;
-  std::int64_t num_padding_rows = 0;    ///< behind the rows of all requests; 0 if padding is refused
+  std::int64_t num_padding_rows = 0;    ///< rows after those of all requests; 0 if padding is refused
   DType output_dtype = DType::none;     ///< none = the query's type
-  ScaleKind q_scale = ScaleKind::none;  ///< of an fp8_e4m3fn query
+  ScaleKind q_scale = ScaleKind::none;  ///< scale of an fp8_e4m3fn query
   bool causal = true;                   ///< Options::causal
   std::optional<std::int64_t> window_right;
   bool has_causal = false;      ///< Batch::causal is given
   bool has_q_begin = false;     ///< Batch::q_begin is given
   bool has_key_begin = false;   ///< Batch::key_begin is given
-  std::int64_t v_head_dim = 0;  ///< of values and output; 0 = head_dim
+  std::int64_t v_head_dim = 0;  ///< head_dim of values and output; 0 = head_dim of keys
   bool operator==(const Problem&) const = default;
 
   std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
@@ -75,30 +75,30 @@ struct Problem {
   DType out_dtype() const noexcept { return output_dtype == DType::none ? q_dtype : output_dtype; }
   /// The head_dim of values and output.
   std::int64_t out_dim() const noexcept { return v_head_dim == 0 ? head_dim : v_head_dim; }
-  /// K and V have one head_dim, as tuned kernels ask.
+  /// Whether K and V have one head_dim. Tuned kernels ask for it.
   bool has_equal_dims() const noexcept { return out_dim() == head_dim; }
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
-  std::int64_t max_query_len() const noexcept;
-  std::int64_t max_seq_len() const noexcept;
+  std::int64_t max_query_len() const noexcept;  ///< 0 if there are no requests
+  std::int64_t max_seq_len() const noexcept;    ///< 0 if there are no requests
   /// Number of (query row, visible key) pairs, summed over requests; per query head.
   std::int64_t visible_pairs() const noexcept;
-  /// Keys of a request that one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
+  /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
   KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
   /// Keys of a request that any of its rows sees.
   KeyPositions visible_keys(const Request& request) const noexcept;
-  /// All rows are causal, and stand at the end of their keys: what every kernel of the table takes.
+  /// Whether all rows are causal and stand at the end of their keys. Every kernel of the table takes such problems.
   bool is_causal_at_end() const noexcept { return causal && !has_causal && !has_q_begin; }
 };
 
-/// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()); reads host index tensors. Of
-/// index tensors on a device nothing is read: reqs is empty then.
+/// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()). Reads index tensors on the host;
+/// index tensors on a device are not read, and reqs is empty then.
 Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options);
 
-/// One request of a batch whose metadata and tables satisfy the contract; reads host index tensors.
+/// Lengths of one request of a batch whose metadata and tables satisfy the contract; reads index tensors on the host.
 Request request_of(const Batch& batch, const Options& options, std::int64_t request);
 
-/// What query, key and value are drawn from.
+/// Distribution that query, key and value are drawn from.
 enum class DataKind : std::int32_t {
   normal = 0,  ///< N(0,1), peaky heads, NaN where nothing may be read
   tiny = 1,    ///< uniform in +-1e-3, zeros where nothing may be read: vLLM's own test data, in which most faults cannot show
@@ -136,6 +136,6 @@ Result<ProblemLine> parse_problem_line(std::string_view text);
 Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);
 /// Canonical text; parse_problem_line(to_string(p)) == p for every p that parse_problem_line() can return.
 std::string to_string(const ProblemLine& line);
-std::string to_string(const Problem& problem);
+std::string to_string(const Problem& problem);  ///< the part of the line that describes the problem
 
 }  // namespace quire

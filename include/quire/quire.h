@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C interface to Quire: check, slot ledger, plan, explain, append, attend, merge, compare, cases and capture files, without a
- * C++ type in sight. Page pool, bound calls, diagnose, faults, verify, bench and reports are in C++ only.
+/* C interface to Quire: check, slot ledger, plan, explain, append, attend, merge, compare, cases and capture files, without any
+ * C++ type. Page pool, bound calls, diagnose, faults, verify, bench and reports are in C++ only.
  *
  * Conventions, true of every function here:
- *  - It returns a quire_code unless stated otherwise; QUIRE_OK is 0. Codes and enumerators keep their numbers for ever.
+ *  - A function returns a quire_code unless stated otherwise; QUIRE_OK is 0. Codes and enumerators never change their numbers.
  *  - After a failure, quire_last_message() tells what, where, expected and got. No function throws, prints or aborts.
  *  - Pointers must not be NULL unless the parameter says "nullable"; NULL elsewhere is QUIRE_INVALID_ARGUMENT, not a crash.
- *  - The library keeps no pointer of the caller's after a call returns. Handles (quire_plan, ...) belong to the caller, who
- *    frees each with its own _free function; _free(NULL) does nothing. An out-handle is set to NULL when the call fails.
+ *  - The library keeps no pointer of the caller after a call returns. Handles (quire_plan, ...) belong to the caller, who frees
+ *    each with its own _free function; _free(NULL) does nothing. An out-handle is set to NULL when the call fails.
  *  - Structs with a `struct_size` must be started with their initialiser (QUIRE_BATCH_INIT, ...). All other members may stay
- *    zero, which means "absent" or "default". A struct from a newer header is accepted if what this library does not know is
- *    zero, and refused with QUIRE_UNSUPPORTED if not: an option is never dropped in silence.
+ *    zero, which means "absent" or "default". A struct from a newer header is accepted if all members that this library does not
+ *    know are zero, and refused with QUIRE_UNSUPPORTED otherwise: no option is dropped in silence.
  *  - Strings are UTF-8 and NUL-terminated. Texts are copied to the caller as snprintf does it: at most `capacity` bytes with
  *    the NUL, and *length is the whole length without it, so that length >= capacity tells of a cut text.
  *  - Different threads may call at the same time; one quire_ledger must not be used by two threads at once.
@@ -47,7 +47,7 @@ enum {
   QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
 };
 
-/* "0.1.0". Static storage. */
+/* Version of the library: "0.1.0". Static storage. */
 const char* quire_version(void);
 /* Lower-case name of a code, e.g. "contract_violation"; "unknown" for a number that is none. Static storage. */
 const char* quire_code_name(quire_code code);
@@ -98,16 +98,16 @@ typedef struct quire_tensor {
   int32_t reserved; /* zero */
 } quire_tensor;
 
-/* A row-major contiguous view over `data`. shape: `rank` sizes, nullable if rank is 0. A rank outside [0, QUIRE_MAX_RANK] is
- * kept, and a NULL shape gives rank -1, so that the call which gets the tensor refuses it. Never fails. */
+/* Makes a row-major contiguous view over `data`. shape: `rank` sizes, nullable if rank is 0. A rank outside [0, QUIRE_MAX_RANK]
+ * is kept, and a NULL shape gives rank -1: the call that gets the tensor then refuses the tensor. Never fails. */
 quire_tensor quire_contiguous(void* data, quire_dtype dtype, int32_t rank, const int64_t* shape);
 
-/* What becomes of padding rows: query rows from query_start_loc's last value on, which belong to no request. Never read. */
+/* Treatment of padding rows: query rows from query_start_loc's last value on, which belong to no request. Never read. */
 typedef int32_t quire_padding;
 enum {
-  QUIRE_PADDING_REFUSED = 0, /* there are none: query_start_loc ends at num_tokens */
-  QUIRE_PADDING_LEFT = 1,    /* their output and lse stay as they are */
-  QUIRE_PADDING_ZERO = 2     /* their output becomes 0, their lse -inf */
+  QUIRE_PADDING_REFUSED = 0, /* a batch has no padding rows: query_start_loc ends at num_tokens */
+  QUIRE_PADDING_LEFT = 1,    /* output and lse of padding rows stay as they are */
+  QUIRE_PADDING_ZERO = 2     /* output of padding rows becomes 0, lse -inf */
 };
 
 /* One step's batch (Batch in batch.hpp). query_len(r) = query_start_loc[r+1] - query_start_loc[r],
@@ -128,8 +128,8 @@ typedef struct quire_batch {
   quire_tensor request_ids;     /* optional [num_reqs]; ids that the ledger knows; absent = 0 .. num_reqs-1 */
   quire_padding padding;        /* whether there may be padding rows, and what becomes of them */
   int32_t reserved;             /* zero */
-  quire_tensor q_scale;         /* optional f32 scalar, [1] or [num_kv_heads], of an fp8_e4m3fn query: real = stored * scale */
-  quire_tensor output_scale;    /* f32 scalar or [1], of an fp8_e4m3fn output: stored = round to nearest even of real / scale,
+  quire_tensor q_scale;         /* optional f32 scalar, [1] or [num_kv_heads]; for an fp8_e4m3fn query: real = stored * scale */
+  quire_tensor output_scale;    /* f32 scalar or [1]; for an fp8_e4m3fn output: stored = round to nearest even of real / scale,
                                    saturated at 448, NaN stays NaN */
   quire_tensor causal;          /* optional [num_reqs] u8, 0 or 1; 0: rows see later keys, too; absent = as options say */
   quire_tensor q_begin;         /* optional [num_reqs]; position of a request's first row; absent = key_begin + context_len */
@@ -140,11 +140,11 @@ typedef struct quire_batch {
 typedef struct quire_cache {
   size_t struct_size; /* QUIRE_CACHE_INIT */
   quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
-  quire_tensor v;     /* same dtype as k, and its sizes but the last: v_head_dim is v's own. May be dims of k's bytes (MLA) */
+  quire_tensor v;     /* dtype and sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
   quire_layout layout;
   int32_t reserved;     /* zero */
   quire_tensor k_scale; /* optional f32 scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 */
-  quire_tensor v_scale; /* likewise */
+  quire_tensor v_scale; /* as k_scale, for v */
 } quire_cache;
 
 /* Score options (Options in batch.hpp). A value counts only if its has_ flag is 1; a flag other than 0 or 1 is refused. */
@@ -161,7 +161,7 @@ typedef struct quire_options {
   quire_tensor sinks;        /* optional [num_q_heads] f32 */
   int32_t non_causal;        /* 1: rows of all requests see later keys, too; 0 where batch.causal is given */
   int32_t has_window_right;
-  int64_t window_right; /* of requests that are not causal: later keys visible to a query; >= 0; absent = all */
+  int64_t window_right; /* later keys visible to a query of a request that is not causal; >= 0; absent = all */
 } quire_options;
 
 #ifdef __cplusplus
@@ -180,52 +180,52 @@ typedef struct quire_options {
 
 /* -------------------------------------------------------------------------------------------------------- contract ---- */
 
-/* Who wrote which slot, when (SlotLedger in contract.hpp). */
+/* Record of the writer and the step of each slot (SlotLedger in contract.hpp). */
 typedef struct quire_ledger quire_ledger;
 
-/* A ledger for num_pages * page_size slots, all never written. Both >= 1. *out: new handle. */
+/* Makes a ledger for num_pages * page_size slots, all never written. num_pages, page_size >= 1. *out: new handle. */
 quire_code quire_ledger_create(int64_t num_pages, int64_t page_size, quire_ledger** out);
 void quire_ledger_free(quire_ledger* ledger); /* nullable */
-/* Later writes carry `step`; steps only grow. */
+/* Starts step `step`, which later writes carry. Steps only grow. */
 quire_code quire_ledger_begin_step(quire_ledger* ledger, int64_t step);
-/* Slot `slot` was written for token `position` of `request` in this step, by something else than quire_append. */
+/* Records that slot `slot` was written for token `position` of `request` in this step, by code other than quire_append. */
 quire_code quire_ledger_record(quire_ledger* ledger, int64_t slot, int64_t request, int64_t position);
-/* From now on `request` may read what others wrote in `page` (prefix sharing). */
+/* Lets `request` read what others wrote in `page`, from now on (prefix sharing). */
 quire_code quire_ledger_share(quire_ledger* ledger, int64_t page, int64_t request);
-/* `page` went back to the pool: its slots are stale for everybody until written again. */
+/* Records that `page` went back to the pool: its slots are stale for every request until written again. */
 quire_code quire_ledger_recycle(quire_ledger* ledger, int64_t page);
 
 typedef int32_t quire_depth;
 enum {
   QUIRE_DEPTH_METADATA = 0, /* dtypes, ranks, shapes, strides, option ranges; reads no tensor data */
-  QUIRE_DEPTH_TABLES = 1,   /* and index tensors and scales */
-  QUIRE_DEPTH_CONTENTS = 2  /* and every visible query, key and value element */
+  QUIRE_DEPTH_TABLES = 1,   /* also index tensors and scales */
+  QUIRE_DEPTH_CONTENTS = 2  /* also every visible query, key and value element */
 };
 
-/* What quire_check found: all broken rules at all places. */
+/* Findings of quire_check: all broken rules at all places. */
 typedef struct quire_findings quire_findings;
 
-/* One broken rule at one place. The pointers live as long as the quire_findings they come from. */
+/* A broken rule at one place. The pointers are valid as long as the quire_findings that they come from. */
 typedef struct quire_finding {
   const char* rule;     /* "Q-T03" */
   const char* tensor;   /* "block_table" */
-  const char* value;    /* what was found: "page 913" */
+  const char* value;    /* value that was found: "page 913" */
   const char* expected; /* "in [0, 512)" */
   const char* message;  /* the full text */
-  const int64_t* index; /* [num_indices], where in the tensor */
+  const int64_t* index; /* [num_indices], place in the tensor */
   int64_t num_indices;  /* 0 if the tensor as a whole is meant */
 } quire_finding;
 
 /* Applies every rule up to `depth`. Writes nothing, reads no element that attention would not read.
  * options: nullable = none set. ledger: nullable. findings: nullable; otherwise receives a handle whenever the rules were
- * applied, whatever they found.
+ * applied, also if no rule is broken.
  * Returns QUIRE_OK if no rule is broken, QUIRE_CONTRACT_VIOLATION with the first finding's text if some are, and
  * QUIRE_INVALID_ARGUMENT if a struct cannot be read at all (then *findings is NULL). */
 quire_code quire_check(const quire_batch* batch, const quire_cache* cache, const quire_options* options, quire_depth depth,
                        const quire_ledger* ledger, quire_findings** findings);
-/* Findings listed, at most 16 per rule; -1 if findings is NULL. */
+/* Number of listed findings, at most 16 per rule; -1 if findings is NULL. */
 int64_t quire_findings_count(const quire_findings* findings);
-/* Findings in all; -1 if findings is NULL. */
+/* Number of all findings, listed or not; -1 if findings is NULL. */
 int64_t quire_findings_total(const quire_findings* findings);
 /* Finding `i`, 0 <= i < quire_findings_count(findings), in rule order. */
 quire_code quire_findings_get(const quire_findings* findings, int64_t i, quire_finding* out);
@@ -233,7 +233,7 @@ void quire_findings_free(quire_findings* findings); /* nullable */
 
 /* ------------------------------------------------------------------------------------------------------------ plan ---- */
 
-/* What quire_attend will do, decided in full. Immutable; plan once per step, run for every layer, from any thread. */
+/* All decisions about one quire_attend. Immutable: plan once per step, run for every layer, from any thread. */
 typedef struct quire_plan quire_plan;
 
 typedef struct quire_plan_settings {
@@ -241,8 +241,8 @@ typedef struct quire_plan_settings {
   const char* kernel;      /* nullable = choose; otherwise this row of the kernel table, or QUIRE_UNSUPPORTED with its reasons */
   int32_t batch_invariant; /* 1: a request's bits depend neither on the rest of the batch nor on its chunking */
   int32_t num_threads;     /* 0 = all the device has; at most 4096; balances work, never changes bits */
-  int64_t max_query_len;   /* for lengths in device memory: no request is longer; 0 = what the shapes allow */
-  int64_t max_seq_len;     /* likewise */
+  int64_t max_query_len;   /* upper bound of query_len if lengths are in device memory; 0 = the most that the shapes allow */
+  int64_t max_seq_len;     /* upper bound of seq_lens, as max_query_len */
   int32_t exact_weights;   /* 1: softmax weights keep f32's precision in every row; slower on some GPUs */
   int32_t reserved;        /* 0 */
 } quire_plan_settings;
@@ -256,23 +256,23 @@ quire_code quire_plan_create(const quire_batch* batch, const quire_cache* cache,
  * "avx512" or "gfx942". settings: nullable. */
 quire_code quire_plan_for_problem_line(const char* line, const char* device, const quire_plan_settings* settings,
                                        quire_plan** out);
-/* The plan as one line. buffer: nullable if capacity is 0. length: nullable. */
+/* Copies the plan as one line of text. buffer: nullable if capacity is 0. length: nullable. */
 quire_code quire_plan_text(const quire_plan* plan, char* buffer, size_t capacity, size_t* length);
 /* Bytes of workspace that quire_attend needs for this plan, >= 0; -1 if plan is NULL. */
 int64_t quire_plan_workspace_bytes(const quire_plan* plan);
 void quire_plan_free(quire_plan* plan); /* nullable */
 
-/* The kernel chosen for a problem line and every refusal with its reason, several lines. device, settings, buffer and length
- * as above. A problem that no kernel takes is an answer, not a failure. */
+/* Copies the kernel chosen for a problem line and every refusal with its reason, several lines. device, settings, buffer and
+ * length as for quire_plan_for_problem_line and quire_plan_text. A problem that no kernel takes is an answer, not a failure. */
 quire_code quire_explain(const char* line, const char* device, const quire_plan_settings* settings, char* buffer, size_t capacity,
                          size_t* length);
 
 /* ------------------------------------------------------------------------------------------------------- attention ---- */
 
 /* The caller's own threads. run() calls task(task_context, i, thread) once for every i in [0, num_tasks), with
- * 0 <= thread < num_threads and no two concurrent calls sharing a thread number, and returns after the last one; what the
- * tasks wrote must then be visible to its caller. Results never depend on who runs what. run() must not throw. A call whose
- * executor skips or repeats a task, or gives one a thread number that is not there or in use, is QUIRE_INVALID_ARGUMENT. */
+ * 0 <= thread < num_threads and no two concurrent calls sharing a thread number, and returns after the last one. All writes of
+ * the tasks must then be visible to the caller of run(). Results never depend on the thread of a task. run() must not throw. A
+ * call is QUIRE_INVALID_ARGUMENT if its executor skips or repeats a task, or gives a thread number that is invalid or in use. */
 typedef struct quire_executor {
   size_t struct_size;  /* QUIRE_EXECUTOR_INIT */
   void* context;       /* nullable; handed to run */
@@ -290,7 +290,7 @@ typedef struct quire_append_options {
   const int64_t* requests;        /* [num_tags]; nullable without a ledger; stable request id of each token */
   const int64_t* positions;       /* [num_tags]; nullable without a ledger; the token's position in its request */
   int64_t num_tags;               /* with a ledger: slot_mapping's length; without one: 0 */
-  void* stream;                   /* of a cache on a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
+  void* stream;                   /* cudaStream_t or hipStream_t for a cache on a GPU; nullable = the default stream */
 } quire_append_options;
 #define QUIRE_APPEND_OPTIONS_INIT QUIRE_INIT(quire_append_options)
 
@@ -306,7 +306,7 @@ typedef struct quire_attend_options {
   size_t struct_size;             /* QUIRE_ATTEND_OPTIONS_INIT */
   const quire_executor* executor; /* nullable = Quire's own thread pool */
   int64_t* rows_written;  /* nullable; receives the number of (token, query head) rows written (GPU: by the status call) */
-  void* stream;           /* of a plan for a GPU: cudaStream_t or hipStream_t; nullable = the default stream */
+  void* stream;           /* cudaStream_t or hipStream_t for a plan of a GPU; nullable = the default stream */
   int32_t nan_if_refused; /* 1: on a GPU, output and lse become NaN if the device refuses lengths or tables */
   int32_t prepared;       /* 1: quire_prepare came before, and this layer only attends */
 } quire_attend_options;
@@ -321,19 +321,19 @@ typedef struct quire_attend_options {
 quire_code quire_attend(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                         void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
-/* What the layers of one step share, done once: lengths and tables are checked and work lists are made in `workspace`. Layers
- * follow with quire_attend and attend_options->prepared = 1: with this plan, workspace, sliding_window, lengths and block_table
- * (same addresses, and what they hold stays until the last layer is done), and other query, output, lse, cache, key, value,
- * scales, sinks and slopes of the same strides and alignment. Any number of layers. Arguments and codes are those of
- * quire_attend. Layers that were not prepared write no row, and quire_attend_status says so. On a CPU it checks, and layers do
- * all of their work. */
+/* Does once the work that all layers of a step share: checks lengths and tables and makes work lists in `workspace`. Layers
+ * follow with quire_attend and attend_options->prepared = 1. They use this plan, workspace, sliding_window, lengths and
+ * block_table (same addresses; values unchanged until the last layer is done). Query, output, lse, cache, key, value, scales,
+ * sinks and slopes may differ, with the same strides and alignment. Any number of layers may follow. Arguments and codes are
+ * those of quire_attend. Layers without a preparation write no row, and quire_attend_status reports that. On a CPU,
+ * quire_prepare only checks, and layers do all of their work. */
 quire_code quire_prepare(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                          void* workspace, size_t workspace_bytes, const quire_attend_options* attend_options);
 
-/* What became of the last quire_attend with these arguments on a GPU, where that call enqueues and returns, and of calls before
- * it with this workspace that nobody has asked about, such as earlier replays of a graph: waits for the stream, then QUIRE_OK if
- * every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written), QUIRE_INVALID_ARGUMENT
- * if lengths exceed what the plan was sized for (no row was written). QUIRE_OK for a CPU's plan. */
+/* Returns the outcome of the last quire_attend with these arguments on a GPU, where that call enqueues and returns, and of all
+ * earlier calls with this workspace whose outcome was not asked for, such as replays of a graph. Waits for the stream, then
+ * QUIRE_OK if every row was written, QUIRE_CONTRACT_VIOLATION if lengths or tables break a rule (no row was written),
+ * QUIRE_INVALID_ARGUMENT if lengths exceed the plan's bounds (no row was written). QUIRE_OK for a CPU's plan. */
 quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
                                const quire_options* options, void* workspace, size_t workspace_bytes,
                                const quire_attend_options* attend_options);
@@ -344,19 +344,19 @@ quire_code quire_attend_status(const quire_plan* plan, const quire_batch* batch,
  * lse: nullable = not wanted. */
 quire_code quire_merge(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b, const quire_tensor* lse_b,
                        const quire_tensor* out, const quire_tensor* lse);
-/* The same for tensors on a GPU, enqueued on `stream` (cudaStream_t or hipStream_t; nullable = the default stream). */
+/* quire_merge for tensors on a GPU, enqueued on `stream` (cudaStream_t or hipStream_t; nullable = the default stream). */
 quire_code quire_merge_on_stream(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse, void* stream);
 
-/* The same with an fp8_e4m3fn `out`: stored = round to nearest even of the merged value / output_scale, saturated at 448.
- * output_scale: f32 scalar or [1]; NULL = out has one of the types above. */
+/* quire_merge_on_stream with an fp8_e4m3fn `out`: stored = round to nearest even of the merged value / output_scale, saturated
+ * at 448. output_scale: f32 scalar or [1]; NULL = out is f32, f16 or bf16. */
 quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* lse_a, const quire_tensor* out_b,
                                  const quire_tensor* lse_b, const quire_tensor* out, const quire_tensor* lse,
                                  const quire_tensor* output_scale, void* stream);
 
 /* Combines a stack of partial results over disjoint key sets in one pass, in the order of the first axis: outs [num_parts,
  * num_tokens, num_q_heads, v_head_dim], lses [num_parts, num_tokens, num_q_heads] f32 natural log. out, lse (nullable) and
- * output_scale (nullable) as above, in memory of their own. Equal parts in equal order give equal bits. */
+ * output_scale (nullable) as for quire_merge_quantised, in memory of their own. Equal parts in equal order give equal bits. */
 quire_code quire_merge_many(const quire_tensor* outs, const quire_tensor* lses, const quire_tensor* out, const quire_tensor* lse,
                             const quire_tensor* output_scale, void* stream);
 
@@ -386,10 +386,10 @@ quire_code quire_case_from_problem_line(const char* line, quire_case** out);
 quire_code quire_case_read(const char* path, quire_case** out);
 /* Writes a capture file (temporary file, then rename). */
 quire_code quire_case_write(const quire_case* handle, const char* path);
-/* Views into the case, valid until it is freed; writing output or lse through them is what they are for. Each nullable;
+/* Fills views into the case, valid until the case is freed; write output and lse through the views. Each argument is nullable;
  * each given one must have been started with its initialiser. */
 quire_code quire_case_views(const quire_case* handle, quire_batch* batch, quire_cache* cache, quire_options* options);
-/* The output that somebody's kernel produced, as carried by a capture file; absent tensors if there is none. Each nullable. */
+/* Fills views of another kernel's output and lse, if a capture file holds them; absent tensors otherwise. Each nullable. */
 quire_code quire_case_observed(const quire_case* handle, quire_tensor* output, quire_tensor* lse);
 void quire_case_free(quire_case* handle); /* nullable */
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything, in the order in which data flows.
+// All public headers, in the order in which data flows.
 #pragma once
 
 // clang-format off: the order is the order of the pipeline

@@ -12,13 +12,13 @@
 
 namespace quire {
 
-/// All of them; ids are unique, and none is in faults(). FaultInfo::text completes "ranks that ...".
+/// All rank faults; ids are unique, and none is in faults(). FaultInfo::text completes "ranks that ...".
 const std::vector<FaultInfo>& rank_faults();
 
 /// Writes batch.output (and batch.lse, if present) as ranks with this fault would, computed in fp64 and rounded once. The batch
-/// and the cache are those of the whole requests; `shard` says how positions are dealt, its rank does not matter. With an empty
-/// id: as ranks without a fault would. Errors: invalid_argument for an unknown id, unsupported (with the reason) if the fault
-/// cannot show on this batch, and what check() at depth tables and check_shard() find.
+/// and the cache are those of the whole requests. `shard` gives the owners of positions; its rank does not matter. An empty id
+/// writes the results of ranks without a fault. Errors: invalid_argument for an unknown id, unsupported (with the reason) if the
+/// fault cannot show on this batch, and the findings of check() at depth tables and of check_shard().
 Status attend_with_rank_fault(const Batch& batch, const KVCache& cache, const Options& options, const ContextShard& shard,
                               std::string_view id);
 

@@ -13,18 +13,18 @@
 namespace quire {
 
 struct RankLink {
-  double bytes_per_second = 450e9;  ///< that a rank receives; NVLink of an H100 in one direction
-  /// Seconds of one exchange however small, and of the merge, launches included: two H100 of one host, NCCL in a CUDA graph
-  /// (bench/results/h100x2-distributed.json).
+  double bytes_per_second = 450e9;  ///< bytes that a rank receives per second; default: NVLink of an H100, one direction
+  /// Least seconds of one exchange, and seconds of the merge, launches included. Source: two H100 of one host, NCCL in a CUDA
+  /// graph (bench/results/h100x2-distributed.json).
   double exchange_seconds = 9e-6;
   double merge_seconds = 13e-6;
-  std::int32_t head_chunks = 4;  ///< of a prefill: all but the first one's keys travel while another is computed
+  std::int32_t head_chunks = 4;  ///< chunks of heads in a prefill: keys of chunk i + 1 travel while chunk i is computed
 };
 
-/// Seconds of one layer, or why there is no number.
+/// Predicted seconds of one layer, or the reason why there is no prediction.
 struct SharedSeconds {
   double compute = 0, exchange = 0, merge = 0;
-  std::int64_t received_bytes = 0;  ///< by a rank
+  std::int64_t received_bytes = 0;  ///< bytes that one rank receives
   std::string kernel;
   std::string why_not;
   bool known() const { return why_not.empty(); }
@@ -33,11 +33,11 @@ struct SharedSeconds {
 
 struct RankPrediction {
   std::int32_t ranks = 1;
-  double one = 0;  ///< one GPU
+  double one = 0;  ///< seconds on one GPU
   std::string why_no_one;
-  SharedSeconds contexts;  ///< interleaved by page for decode, zig-zag chunks for prompts
-  SharedSeconds heads;     ///< no exchange
-  std::string advice;      ///< one sentence: what is predicted to be fastest
+  SharedSeconds contexts;  ///< context shards: interleaved by page for decode, zig-zag chunks for prompts
+  SharedSeconds heads;     ///< head shards, which exchange nothing
+  std::string advice;      ///< one sentence: the choice that is predicted to be fastest
 };
 
 /// contexts, decode (every request has one row):   compute of ceil(seq_len / ranks) keys + exchange of (out, lse) + merge
@@ -49,10 +49,10 @@ struct RankPrediction {
 /// invalid_argument: ranks < 1, or a bandwidth that is not positive; unsupported: the device's costs are not known.
 Result<RankPrediction> predict_ranks(const Problem& problem, const Device& device, std::int32_t ranks, const RankLink& link = {});
 
-/// Many lines, the first of which says that all of it is predicted.
+/// The prediction in many lines; the first line says that all numbers are predicted.
 std::string to_string(const RankPrediction& prediction, const RankLink& link);
 
-/// "450GB/s", "50GB/s", "900MB/s", "1.8TB/s" in bytes a second; parse_error says what is expected.
+/// Reads "450GB/s", "900MB/s" or "1.8TB/s" as bytes per second (decimal units); parse_error says what is expected.
 Result<double> parse_bandwidth(const std::string& text);
 
 }  // namespace quire

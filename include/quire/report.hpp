@@ -13,8 +13,8 @@
 
 namespace quire {
 
-/// The complete report for a terminal, many lines. Text of captures and targets is in it as it is: escape control characters
-/// before a terminal sees it.
+/// The complete report for a terminal, many lines. Text of captures and targets is copied unchanged: escape control characters
+/// before printing the report to a terminal.
 std::string to_string(const Diagnosis& diagnosis);
 std::string to_string(const Verdict& verdict);
 std::string to_string(const SoakResult& result);
@@ -29,18 +29,18 @@ std::string to_json(const SoakResult& result);
 std::string to_json(const BenchReport& report);
 std::string to_json(const BenchComparison& comparison);
 
-/// The inverse of to_json() for reports of any version that `quire bench` printed: what such a report lacks stays as it is in a
-/// BenchReport of its own. parse_error for what is no report.
+/// Inverse of to_json(), for reports of any version of `quire bench`. Members that the text lacks keep their default values.
+/// parse_error if the text is no report.
 Result<BenchReport> parse_bench_report(std::string_view json);
 
-/// A self-contained page: no network, no script or style of others; light and dark, usable by keyboard, printable. The text in it
-/// may be hostile: it is shown as text, never run. The same result gives the same bytes.
+/// A self-contained page: no network, no script or style of others; light and dark, usable by keyboard, printable. Hostile text
+/// in a result is shown as text, never run. Equal results give equal bytes.
 std::string to_html(const Diagnosis& diagnosis);
 std::string to_html(const Verdict& verdict);
 std::string to_html(const BenchReport& report);
 
-/// Makes the page from a file's JSON: an object with "quire_verify" 1, "quire_diagnose" 2 or "quire_bench" 1 (report.md lists the
-/// keys). Parts that are missing are not shown. Errors: parse_error for malformed JSON or another schema.
+/// Makes the page from the JSON of a report: an object with "quire_verify" 1, "quire_diagnose" 2 or "quire_bench" 1 (report.md
+/// lists the keys). Missing parts are not shown. Errors: parse_error for malformed JSON or another schema.
 Result<std::string> render_html(std::string_view json);
 
 }  // namespace quire

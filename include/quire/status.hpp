@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How every Quire call reports failure. Nothing throws; the one thing that aborts is value() of a Result that has none.
+// Failure reports of all Quire calls. No call throws; only value() of a Result without a value aborts.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ enum class Code : std::int32_t {
 /// Lower-case name of a code, e.g. "contract_violation".
 const char* name(Code code) noexcept;
 
-/// Success, or one failure: what, where, expected and got, with the contract rule id when there is one.
+/// Success, or one failure: what is wrong, where, the expected and the found value, and the contract rule's id if there is one.
 ///
 ///     if (Status s = quire::append(cache, key, value, slots); !s.ok()) report(s.message());
 class [[nodiscard]] Status {
@@ -68,7 +68,7 @@ class [[nodiscard]] Result {
   const Status& status() const noexcept { return status_; }
   T& value() & noexcept { return demand(), *value_; }
   const T& value() const& noexcept { return demand(), *value_; }
-  /// A value of its own: `for (x : f().value())` may use what `f` returned.
+  /// Moves the value out, so that `for (x : f().value())` iterates over a living object.
   T value() && { return demand(), std::move(*value_); }
   T* operator->() noexcept { return &value(); }
   const T* operator->() const noexcept { return &value(); }

@@ -33,11 +33,11 @@ std::string_view name(DType dtype) noexcept;
 std::optional<DType> dtype_from_name(std::string_view text) noexcept;
 /// Bytes per element; 0 for DType::none.
 std::int64_t itemsize(DType dtype) noexcept;
-bool is_fp8(DType dtype) noexcept;
+bool is_fp8(DType dtype) noexcept;  ///< one of the four fp8 formats
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
 
-/// Where a tensor's bytes live.
+/// Memory that holds a tensor's bytes.
 enum class Memory : std::int32_t { cpu = 0, cuda = 1, hip = 2 };
 /// "cpu", "cuda", "hip" or "unknown".
 std::string_view name(Memory memory) noexcept;
@@ -45,8 +45,8 @@ std::string_view name(Memory memory) noexcept;
 /// A view: pointer, type, shape and element strides. Owns nothing.
 ///
 /// A default-constructed Tensor is *absent* (used for every optional tensor). A scalar is present with rank 0.
-/// Element (i, j, ...) lives at `data + (i * stride[0] + j * stride[1] + ...) * itemsize(dtype)` bytes; strides may be
-/// anything a backend can address, all arithmetic is 64-bit.
+/// Element (i, j, ...) lives at `data + (i * stride[0] + j * stride[1] + ...) * itemsize(dtype)` bytes. Strides may have any
+/// value that a backend can address; all arithmetic is 64-bit.
 struct Tensor {
   static constexpr int kMaxRank = 5;
 
@@ -61,7 +61,7 @@ struct Tensor {
   bool present() const noexcept { return rank >= 0; }
   /// Product of the shape; 1 for a scalar, 0 for an absent tensor.
   std::int64_t num_elements() const noexcept;
-  bool is_contiguous() const noexcept;
+  bool is_contiguous() const noexcept;  ///< row-major without gaps; strides of dims of size 1 do not matter
 
   /// A row-major contiguous view over `data`.
   template <typename... Dims>
@@ -69,7 +69,7 @@ struct Tensor {
     static_assert(sizeof...(Dims) <= kMaxRank);
     return from_shape(data, dtype, {static_cast<std::int64_t>(dims)...}, static_cast<int>(sizeof...(Dims)));
   }
-  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;
+  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;  ///< likewise
 };
 
 /// "bf16 [37, 32, 128]" or "absent"; strides are added when the view is not contiguous.

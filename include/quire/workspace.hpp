@@ -24,7 +24,7 @@ class Workspace {
   Workspace() = default;
   explicit Workspace(std::size_t bytes) { at_least(bytes); }
 
-  /// All bytes of the block, at least `bytes` of them. Earlier spans are dangling if it had to grow.
+  /// All bytes of the block, at least `bytes`. Earlier spans dangle if the block had to grow.
   std::span<std::byte> at_least(std::size_t bytes) {
     if (bytes > size_) {
       memory_.reset();

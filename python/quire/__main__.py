@@ -31,7 +31,7 @@ _EXIT_CODES = {
     "rank_failed": UNSUPPORTED,
 }
 
-_PYTHON_OPTIONS = ("--target", "--lines")  # of verify; the C++ program has neither
+_PYTHON_OPTIONS = ("--target", "--lines")  # options of verify that only this program has, not the C++ one
 _HELP = f"""
 In Python's command only:
   --target NAME               test what Python can call: {', '.join(targets.names())}, or module:function

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a signature that Quire does not know: the user's adapter turns their arguments into Quire's.
 
-What an adapter returns becomes arguments by name, so that calls of any signature are copied, cut and judged as those of known ops are.
+Results of an adapter become arguments by name: calls of any signature are then copied, cut and judged like calls of known ops.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bindings need from the array libraries: results that look like the inputs. Imports none of them but NumPy."""
+"""Helpers that make results look like the inputs, for every array library. Imports no library but NumPy."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _only_on_the_host(array: Any, what: str) -> None:
 
 
 def _allocating_for(stream: Any, array: Any) -> Any:
-    """Where a call gets memory that it uses on ``stream``: the libraries hand out again, without waiting, what was freed on the same
-    stream, so memory of the current stream may still be in use when another one writes to it."""
+    """Context in which a call gets memory for ``stream``. Libraries reuse memory freed on one stream without waiting, so memory of
+    the current stream may still be in use when another stream writes to it."""
     if stream is None:
         return contextlib.nullcontext()
     if is_torch(array) and array.device.type != "cpu":
@@ -210,7 +210,7 @@ def stream_of(stream: Any, array: Any, ordinal: int) -> int:
 
 
 def as_bytes(array: Any) -> Any:
-    """The same memory as uint8; for the workspace, whose element type does not matter."""
+    """Views memory as uint8; for the workspace, whose element type does not matter."""
     if is_torch(array):
         return array.view(sys.modules["torch"].uint8)
     if is_cupy(array):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of somebody's attention op asks for, read from its arguments: the inputs of :mod:`quire.hooks`.
+"""Inputs of a call of any attention op, read from its arguments, for :mod:`quire.hooks`.
 
 Ops are known by their name. Arguments are found by name in the op's own signature, or, for compiled ops, in that of quire.vllm's
 function of the same name.
@@ -47,7 +47,7 @@ def flash_inputs(
 
 
 class Op:
-    """How to read the arguments of one op. ``out``: the argument that it writes; ``caches``, ``table``: what it pages through."""
+    """Names of the arguments of one op. ``out``: the argument that it writes; ``caches``, ``table``: its cache and block table."""
 
     def __init__(self, read: Callable[..., vllm.Inputs], out: str, caches: tuple[str, str], table: str):
         self.read, self.out, self.caches, self.table = read, out, caches, table

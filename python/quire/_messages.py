@@ -179,7 +179,7 @@ def _mistake(parameters: list[_Parameter], args: tuple[Any, ...], kwargs: dict[s
 
 
 def explained(function: F, *, method: bool = False, name: str = "") -> F:
-    """The same function, but a call that nanobind refuses raises an :class:`ArgumentError` that names the argument.
+    """Wraps a function so that a call that nanobind refuses raises an :class:`ArgumentError` that names the argument.
 
     name: of the function that the user called, if that is another one.
     """
@@ -219,7 +219,7 @@ def show_constructors(*classes: type) -> None:
 
 
 def keywords_checked(function: F) -> F:
-    """The same Python function, but an unknown keyword raises an :class:`ArgumentError` that names the one that is meant."""
+    """Wraps a Python function so that an unknown keyword raises an :class:`ArgumentError` that names the likely one."""
     names = [p.name for p in inspect.signature(function).parameters.values()]
 
     @functools.wraps(function)

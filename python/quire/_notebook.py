@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How objects look in a notebook: `_repr_html_` for what has a text for people, or a few numbers."""
+"""Display of objects in a notebook: `_repr_html_` for objects that have a text for people, or a few numbers."""
 
 from __future__ import annotations
 

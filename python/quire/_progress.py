@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line on a terminal that says how far a long call has come; nothing elsewhere."""
+"""Progress of a long call as one line on a terminal; no output elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
         self.clear()
 
     def case(self, done: int, total: int, label: str) -> bool:
-        """For quire.verify: how many of how many, the time so far, and what comes next."""
+        """Shows a step of quire.verify: cases done of all cases, the time so far, and the next case."""
         self.stage(f"{done} of {total}, {time.monotonic() - self._start:.0f} s: {label}")
         return True
 

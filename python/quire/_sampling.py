@@ -50,7 +50,7 @@ class Part:
         )
 
     def rows_of(self, output: Any) -> Any:
-        """The same rows of another array like the call's output."""
+        """Cuts the sampled rows from another array like the call's output."""
         return output if output is None or self.rows is None else _bits(output, "output", self.batch.dtype)[self.rows]
 
     def one_head(self, kv_head: int, group: int) -> tuple[_quire.Batch, _quire.KVCache, _quire.Options]:
@@ -104,7 +104,7 @@ class Sampler:
         self.checked_rows = 0
 
     def look(self, part: Part, before: Any, number: int) -> str:
-        """What is wrong with the output of the part's batch, or "". ``before``: what the call's output held before the call."""
+        """Returns the error in the output of the part's batch, or "". ``before``: content of the call's output before the call."""
         findings = _quire.check(part.batch, part.cache, part.options, "tables")
         if findings.total:
             return f"the call breaks the contract: {findings[0].message}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an implementation takes, as its author may say it: types by name, and attributes of a problem as a dict or a function."""
+"""Problems that an implementation takes, in words of its author: types by name, and attributes of a problem as a dict or a function."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Recorder:
             self.seconds += seconds
 
     def arguments(self, arguments: Mapping[str, Any], kind: _calls.Op) -> tuple[dict[str, Any], str]:
-        """In host memory, with as much of the caches as a capture should hold."""
+        """Copies the arguments to host memory, with as much of the caches as a capture should hold."""
         device = any(_calls.on_device(arguments[name]) for name in kind.caches)
         large = _calls.cache_bytes(arguments, kind) > _MAX_CACHE_BYTES
         kept, text = (
@@ -169,7 +169,7 @@ class Recorder:
 
 
 class _Watch:
-    """One call: what it was given, and what is looked at afterwards."""
+    """A watched call: its arguments before the call, and the check of its output afterwards."""
 
     def __init__(self, recorder: Recorder, name: str, kind: _calls.Op):
         self._recorder, self._name, self._kind = recorder, name, kind
@@ -226,7 +226,7 @@ class _Watch:
                 self._save(output, {"finding": finding})
 
     def _output(self, result: Any) -> Any:
-        """What a call computed: the argument that it writes; of an adapted call first what it returned, if that looks like an output."""
+        """Output of a call: the argument that it writes; for an adapted call its returned value, if that looks like an output."""
         assert self._arguments is not None
         written = self._arguments.get(self._kind.out)
         returned = result[0] if isinstance(result, (tuple, list)) and result else result
@@ -309,7 +309,7 @@ class _Capture:
             patch.undo()
 
     def __call__(self, function: F) -> F:
-        """As a decorator: the capture is on while ``function`` runs."""
+        """Decorates a function: the capture is on while ``function`` runs."""
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -320,7 +320,7 @@ class _Capture:
 
 
 def _places_of(op: str | Iterable[str] | None, adapted: bool) -> list[_Place]:
-    """Of "module:function", "module:function=op_name", or quire.vllm's functions."""
+    """Places named by "module:function" or "module:function=op_name"; without a name, quire.vllm's functions."""
     if op is None:
         if adapted:
             raise ArgumentError('adapter: needs op="module:function", the function whose arguments it reads')

@@ -27,7 +27,7 @@ def _runner(target: Any, before: Callable[[str], None] | None = None) -> Any:
 
 
 def _supports_of(target: Any, given: Any) -> Callable[[dict[str, Any]], bool] | None:
-    """What the caller says, or the target."""
+    """Function that states the supported problems: the caller's, or the target's."""
     return as_function(getattr(target, "supports", None) if given is None else given)
 
 
@@ -139,7 +139,7 @@ def diagnose(
     profile: str | None = None,
     progress: Callable[[str], Any] | None = None,
 ) -> _quire.Diagnosis:
-    """What is wrong with an observed output, where, and why (diagnose.md)::
+    """Finds what is wrong with an observed output, where, and why (diagnose.md)::
 
         quire.diagnose("bad.safetensors")
         quire.diagnose(batch, cache, options, observed=my_kernel(...))
@@ -195,7 +195,7 @@ def _no_output(why: str, batch: _quire.Batch) -> str:
 
 
 def _check_inputs(batch: _quire.Batch, cache: Any, options: Any, observed: Any) -> None:
-    """What native code would say less well."""
+    """Refuses wrong inputs with clearer messages than native code gives."""
     if not isinstance(cache, _quire.KVCache):
         raise ArgumentError(f"cache: {shown(cache)}, expected a quire.KVCache")
     if options is not None and not isinstance(options, _quire.Options):

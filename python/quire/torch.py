@@ -23,7 +23,7 @@ from quire.errors import ArgumentError
 
 __all__ = ["append", "as_tensor", "attend", "merge", "merge_many", "prepare", "workspace_bytes"]
 
-_BITS = {1: np.uint8, 2: np.int16}  # by bytes: types whose bits torch takes from NumPy
+_BITS = {1: np.uint8, 2: np.int16}  # bytes per element -> type whose bits torch takes from NumPy
 _NUMPY_LACKS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")  # torch's names and ml_dtypes'
 
 _library = torch.library.Library("quire", "DEF")
@@ -208,7 +208,7 @@ def prepare(
     query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
     output: Optional[Tensor] = None, workspace: Optional[Tensor] = None, **options: Any,
 ) -> Tensor:  # fmt: skip
-    """What the layers of one step share, done once: lengths and tables are checked and work lists are made. Returns ``workspace``, or a
+    """Does once the work that all layers of a step share: checks lengths and tables and makes work lists. Returns ``workspace``, or a
     new tensor of bytes, for the layers::
 
         workspace = quire.torch.prepare(q, k, v, starts, lens, table, max_query_len=1)

@@ -90,7 +90,7 @@ _settings: contextvars.ContextVar[_Settings] = contextvars.ContextVar("quire.vll
 
 @contextlib.contextmanager
 def settings(*, wait: bool | None = None, fp8_flavour: str | None = None) -> Iterator[None]:
-    """What calls inside take for an argument of that name that they are not given; of this thread or asyncio task alone.
+    """Sets defaults of arguments for calls inside the ``with``, in this thread or asyncio task alone.
 
     ``wait``: True waits for the device in each call and raises what it found. ``fp8_flavour``: "fn" or "fnuz". None leaves what is set.
     """
@@ -258,7 +258,7 @@ class _Cache(NamedTuple):
 
 
 def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
-    """One number, or one per KV head; more values than that only if they are all the same."""
+    """A scale as one number, or one per KV head; more values are accepted only if all are equal."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
     if is_torch(scale) and scale.ndim == 2 and scale.shape[0] > 0 and scale.stride(0) == 0:
@@ -278,7 +278,7 @@ def _scale(scale: Any, name: str, num_kv_heads: int) -> Any:
 
 
 def _one_scale(scale: Any, name: str) -> Any:
-    """One number, where it is."""
+    """A scale of one number, left in its memory."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
     size = scale.numel() if is_torch(scale) else np.size(scale)
@@ -434,9 +434,9 @@ def _at_least(given: int | None, needed: int, name: str) -> None:
 
 
 def _cached_lens(query_start_loc: Any, seq_lens: Any, whole_decode: bool) -> Any:
-    """How many tokens of each request the cache holds, where the lengths are; None if lengths of the host mean nothing.
+    """Number of cached tokens of each request, in the memory of the lengths; None if lengths on the host are invalid.
 
-    seq_len - query_len; with ``whole_decode`` seq_len where query_len is 1. On a device nothing waits.
+    seq_len - query_len; with ``whole_decode`` seq_len where query_len is 1. Does not wait for a device.
     """
     if _on_device(query_start_loc) and _on_device(seq_lens):
         new = query_start_loc.diff().to(seq_lens.dtype)
@@ -460,7 +460,7 @@ def _decode_lens(query_start_loc: Any, seq_lens: Any) -> Any:
 
 
 class _Call(NamedTuple):
-    """What an op asks for: the arguments of ``_quire.attend_arrays``."""
+    """Request of an op: the arguments of ``_quire.attend_arrays``."""
 
     arguments: dict[str, Any]
     answered: np.ndarray | None = None
@@ -487,7 +487,7 @@ class _Call(NamedTuple):
 
 
 def _reading(read: Callable[..., _Call]) -> Callable[..., Inputs]:
-    """What ``read`` reads, as objects; with its signature."""
+    """Wraps ``read``, with its signature, to return objects."""
 
     @functools.wraps(read)
     def inputs(**arguments: Any) -> Inputs:
@@ -605,13 +605,13 @@ def _batch_of_run(run: tuple[int, int], lengths: _Lengths, table: np.ndarray, qu
 
 
 def _zero_padding(output: Any, lengths: _Lengths) -> None:
-    """What is behind the last start, where runs of requests are batches of their own."""
+    """Sets rows after the last start to 0, for ops that split a batch into runs of requests."""
     if padding == "zero":
         output[int(lengths.query_start_loc[-1]) :] = 0
 
 
 class Inputs(NamedTuple):
-    """What a call asks for. Every op reads its arguments in one function below, which quire.hooks shares."""
+    """Inputs of a call. Every op reads its arguments in one function below, which quire.hooks shares."""
 
     batch: _quire.Batch
     cache: _quire.KVCache

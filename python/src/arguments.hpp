@@ -23,7 +23,7 @@ class Arguments {
   Arguments(const char* call, std::initializer_list<std::string_view> names, std::size_t positional, const nb::args& args,
             const nb::kwargs& kwargs);
 
-  /// None if it was not given.
+  /// Returns an argument by name; None if it was not given.
   nb::object get(const char* name) const;
   /// Raises ArgumentError if it was not given.
   nb::object required(const char* name) const;
@@ -46,7 +46,7 @@ class Arguments {
 /// Python and NumPy numbers; neither truth values nor complex ones. An exported NumPy scalar's memory would be gone before it is
 /// read.
 bool is_number(nb::handle object);
-/// Any scalar of Python or NumPy, numbers included.
+/// Whether an object is a scalar of Python or NumPy, numbers included.
 bool is_scalar(nb::handle object);
 /// "2.5 (float)": a value for a message.
 std::string shown(nb::handle object);

@@ -45,7 +45,7 @@ constexpr NameRow kNames[] = {
     {"int32", DType::i32},
     {"int64", DType::i64},
 };
-/// What a role expects, in words, and a dtype to convert to.
+/// Types that a role expects, in words, and a dtype to convert to.
 struct Expected {
   const char* dtypes;
   const char* convert_to;
@@ -63,9 +63,9 @@ Expected expected_of(Role role) {
   return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, int32 or int64", nullptr};
 }
 
-/// How an array is to be read.
+/// Request to read an array.
 struct Reading {
-  const std::string& name;   ///< of the tensor
+  const std::string& name;   ///< name of the tensor
   const std::string& asked;  ///< dtype of raw bits, may be empty
   Role role;
   bool torch = false;  ///< a torch tensor, which has other words for a conversion
@@ -123,7 +123,7 @@ DType resolve_dtype(const Reading& reading, const Element& element) {
     if (own) return *own;
     refuse_dtype(reading, element);
   }
-  const std::optional<DType> spelled = typed(asked);  // as the array libraries do
+  const std::optional<DType> spelled = typed(asked);  // spelling of the array libraries
   const std::optional<DType> want = spelled ? spelled : quire::dtype_from_name(asked);
   if (!want)
     refuse(name, "dtype=\"" + asked + "\" is not a Quire dtype (f32, f16, bf16, fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2, ...)");
@@ -284,7 +284,7 @@ std::int64_t integer(PyObject* value) {
   return number;
 }
 
-/// The facts of torch that never change. They are looked up when the first tensor comes, which is when torch is there.
+/// Facts of torch that never change, looked up when the first tensor comes: torch is imported by then.
 struct TorchFacts {
   nb::object strided, is_grad_enabled;
   Memory gpu = Memory::cuda;  ///< ROCm builds of torch call their devices cuda, too
@@ -323,7 +323,7 @@ void set_torch_place(ArrayRef& array, nb::handle object, const std::string& name
   array.ordinal = static_cast<int>(integer(result_of_method(object, names.get_device).ptr()));
 }
 
-/// What neither attributes of memory nor DLPack say.
+/// Refuses tensors whose state neither attributes of memory nor DLPack show: lazy negation, gradients.
 void check_torch_state(nb::handle object, const std::string& name) {
   const TorchNames& names = torch_names();
   if (is_true(result_of_method(object, names.is_neg))) refuse(name, "torch's lazy negation is pending; call resolve_neg() first");
@@ -359,7 +359,7 @@ std::optional<DType> plain_type(nb::dlpack::dtype type, const std::string& asked
   return is_bits ? want : std::nullopt;
 }
 
-/// Where DLPack says an array is; nullopt for devices that Quire knows nothing of.
+/// Memory of an array by its DLPack device type; nullopt for devices that Quire does not know.
 std::optional<Memory> dlpack_memory(std::int32_t type) {
   namespace d = nb::device;
   if (type == d::cpu::value || type == d::cuda_host::value || type == d::rocm_host::value) return Memory::cpu;
@@ -492,7 +492,7 @@ ArrayRef from_dlpack(nb::handle object, const Reading& reading) {
   refuse(name, "a " + module_of(object) + "." + class_of(object) + " could not be read through DLPack or as a buffer");
 }
 
-/// torch is never imported for the question: a torch tensor can only exist if somebody else did that.
+/// Never imports torch: a torch tensor can exist only if the program has imported torch.
 bool is_torch(nb::handle object) {
   static const nb::object* cls = nullptr;
   if (cls == nullptr) {

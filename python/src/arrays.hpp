@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of any library in, views out: nothing is copied, and whoever keeps a view keeps the array alive.
+// Arrays of any library in, views out: nothing is copied, and a view keeps its array alive.
 //
 // NumPy (ml_dtypes included) and torch tensors are read through their own attributes, because DLPack refuses some of their
 // types; everything else comes through DLPack, the NumPy array interface or the buffer protocol. Arrays on a GPU are viewed
-// there.
+// in GPU memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,31 +20,31 @@ namespace nb = nanobind;
 
 /// A view and what keeps its memory alive. Default-constructed: absent.
 struct ArrayRef {
-  nb::object object;                 ///< what the caller passed
+  nb::object object;                 ///< object that the caller passed
   nb::object owner;                  ///< keeps the memory alive ...
   nb::ndarray<nb::ro> dlpack;        ///< ... or this does, for arrays that came through DLPack
   quire::Tensor view;                ///< strides in elements, whatever they are
   bool writable = false;             ///< false for read-only NumPy arrays, JAX arrays, ...
   const void* torch_data = nullptr;  ///< set for torch tensors, whose storage can be resized behind a view
-  int ordinal = -1;                  ///< of the GPU that holds it; -1 for host memory
+  int ordinal = -1;                  ///< ordinal of the GPU that holds the array; -1 for host memory
 
   explicit operator bool() const { return view.present(); }
 };
 
 enum class Access { read, write };
 
-/// What an array is for: names the dtypes that are expected of it where an array has none that Quire knows.
+/// Purpose of an array: gives the dtypes to name in an error if the array's own dtype is none that Quire knows.
 enum class Role { any, rows, cache, index, f32, flags };
 
 /// Views `object` (None = absent) as the tensor called `name`.
 ///
-/// `dtype` (may be empty) names the element type of arrays that hold raw bits: uint8 for fp8, uint16 for bf16 and f16. It must
-/// agree with typed arrays. Raises ArgumentError (type, dtype, byte order, rank, read-only with Access::write) or
+/// `dtype` (may be empty) names the element type of arrays that hold raw bits: uint8 for fp8, uint16 for bf16 and f16. `dtype`
+/// must agree with typed arrays. Raises ArgumentError (type, dtype, byte order, rank, read-only with Access::write) or
 /// UnsupportedError (memory that this build does not compute in); both name the tensor.
 ArrayRef import_array(nb::handle object, const std::string& name, Access access = Access::read, const std::string& dtype = {},
                       Role role = Role::any);
 
-/// The same for an index tensor. Lists and tuples of integers are copied into an int64 array where `like` is.
+/// Views an index tensor. Lists and tuples of integers are copied into an int64 array on the device of `like`.
 ArrayRef import_index(nb::handle object, const std::string& name, nb::handle like = nb::none());
 
 /// f32 numbers, as scales are. Lists and tuples of numbers are copied into an f32 array where `like` is.

@@ -51,7 +51,7 @@ SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOpt
   return kept;
 }
 
-/// Enqueues. What the device finds is asked for, or left to the next call and to synchronize().
+/// Enqueues a call. Waits for the device's findings if asked to; else the next call and synchronize() report them.
 void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options,
                    std::shared_ptr<const Plan> plan, nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream,
                    bool nan_if_refused, nb::handle wait) {

@@ -32,7 +32,7 @@ Remembered& remembered() {
   return *all;
 }
 
-/// In the words of check(), if the tensors still hold what broke the call.
+/// Status of a broken call, in the words of check() if the tensors still hold the values that broke it.
 quire::Status status_of(std::uint64_t ticket) {
   const std::string before = "an earlier attend() on a GPU wrote no row, and was not waited for: ";
   if ((ticket & quire::kTicketNotPrepared) != 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls on a GPU that nobody waits for: what is kept of them, so that the next call or synchronize() can say which rule broke.
+// Calls on a GPU without a wait: keeps their tensors, so that the next call or synchronize() can say which rule broke.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ struct SmallArrays {
 /// Remembers a call by a new ticket, for a while: its small arrays and plan. Query, output and cache are not kept alive.
 std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,
                     std::shared_ptr<const quire::Plan> plan, SmallArrays kept);
-/// A ticket without what says which rule broke: for arrays of which nobody may keep a reference.
+/// A ticket without kept tensors, for arrays that must not be referenced: the broken rule cannot be named then.
 std::uint64_t defer_untold();
-/// The ticket of all layers that were prepared: what their lengths and tables break, the preparation's ticket says.
+/// The ticket of all prepared layers; the preparation's ticket reports broken rules of lengths and tables.
 inline constexpr std::uint64_t kTicketOfLayers = std::uint64_t{1} << 62;
-/// Forgets a ticket: somebody waited, and has raised what there was.
+/// Forgets a ticket whose call was waited for, and whose error was raised.
 void settle(std::uint64_t ticket);
 /// Raises what became of an earlier call, if it broke. Does nothing while a stream that it may belong to is being captured.
 void raise_if_broken(quire::Memory memory, void* stream);

@@ -15,7 +15,7 @@ namespace nb = nanobind;
 
 /// Throws the Python exception for a failed status: class by code, `.code` and `.rule` set, str() == status.message().
 [[noreturn]] void throw_status(const quire::Status& status);
-/// Same, for failures found in the bindings themselves.
+/// Throws the Python exception for a failure that the bindings found themselves.
 [[noreturn]] void throw_error(quire::Code code, std::string message);
 
 inline void require_ok(const quire::Status& status) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who runs the work: the process-wide pool, or the one that set_num_threads() made.
+// Executor of CPU calls: the process-wide pool, or the pool that set_num_threads() made.
 #pragma once
 
 #include <memory>
@@ -8,14 +8,15 @@
 
 namespace quire_python {
 
-/// More than any machine has: a larger number is a slip, and would start as many threads as the system grants.
+/// Largest number of threads, more than any machine has. A larger number is a slip, and would start all threads the system
+/// grants.
 inline constexpr int kMaxThreads = 4096;
 
-/// Who runs one call, and how many threads its plan is for; both of one moment, or set_num_threads() in another thread comes
-/// between.
+/// Executor of one call and the number of threads for its plan, read together so that set_num_threads() in another thread cannot
+/// come between.
 struct Threads {
-  std::shared_ptr<quire::Executor> executor;  ///< to be kept until the call is over
-  int chosen = 0;                             ///< what set_num_threads() asked for; 0 = nothing was asked
+  std::shared_ptr<quire::Executor> executor;  ///< keep it until the call is over
+  int chosen = 0;                             ///< argument of set_num_threads(); 0 = never called
 };
 
 /// Safe after fork(): the child gets a fresh pool.

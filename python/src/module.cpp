@@ -14,7 +14,7 @@
 
 namespace {
 
-/// What the vLLM shim needs: any array as NumPy bits (uint8, uint16) or numbers, with its Quire dtype; nothing is copied.
+/// Returns any array as NumPy bits (uint8, uint16) or numbers, with its Quire dtype, for the vLLM shim; copies nothing.
 nanobind::tuple bits(nanobind::handle array, const std::string& name, const std::optional<std::string>& dtype) {
   namespace qp = quire_python;
   const qp::ArrayRef ref = qp::import_array(array, name, qp::Access::read, dtype.value_or(""));
@@ -49,7 +49,7 @@ void bind_tools(nanobind::module_& m) {
 NB_MODULE(_quire, m) {
   m.doc() = "C++ core of the quire package.";
   m.attr("version") = QUIRE_VERSION;
-  // Whoever keeps a reference until the interpreter ends (torch._dynamo does) would be shown eight lines about our bindings.
+  // A library that keeps a reference until the interpreter ends (torch._dynamo) would cause eight lines about our bindings.
   nanobind::set_leak_warnings(false);
   quire_python::bind_types(m);
   quire_python::bind_contract(m);

@@ -87,7 +87,7 @@ class PyPool {
     return list;
   }
 
-  /// None, one SlotLedger or several; the pool keeps pointers, so this object keeps the ledgers.
+  /// Ledgers given as None, one SlotLedger or several. The pool keeps pointers, so this object keeps the ledgers alive.
   static std::vector<nb::object> ledger_list(nb::handle ledgers) {
     std::vector<nb::object> list;
     if (ledgers.is_none()) return list;

@@ -44,7 +44,7 @@ const ExchangeApi* api_of(nb::handle tensor_class) {
   return api->major == kMajor ? api : nullptr;
 }
 
-/// Looked up when the first tensor comes, which is when torch is there; the class is never released.
+/// Looks torch up when the first tensor comes, by which time torch is imported; never releases the class.
 const Torch& torch() {
   static const Torch found = [] {
     const nb::object tensor_class = nb::module_::import_("torch").attr("Tensor");
@@ -57,7 +57,7 @@ std::int32_t device_type(quire::Memory memory) {
   return memory == quire::Memory::cuda ? nb::device::cuda::value : nb::device::rocm::value;
 }
 
-/// A function of the table has failed with a Python error; what it could not do is done, or put into words, another way.
+/// Clears the Python error of a failed function of the table; the slower path does the work, or reports the error.
 void clear_error() { PyErr_Clear(); }
 
 }  // namespace

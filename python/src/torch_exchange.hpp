@@ -16,8 +16,8 @@ namespace quire_python {
 
 namespace nb = nanobind;
 
-/// What torch says of a tensor of exactly the class torch.Tensor. Shape and strides belong to the tensor. Empty, and no Python
-/// error is set, if torch is older, the class is another, or DLPack cannot describe the tensor.
+/// Reads torch's DLPack description of a tensor of exactly the class torch.Tensor. Shape and strides belong to the tensor. Empty,
+/// without a Python error, if torch is older, the class is another, or DLPack cannot describe the tensor.
 std::optional<nb::dlpack::dltensor> read_torch(nb::handle tensor);
 
 /// torch's current stream of a GPU. Empty, and no Python error is set, if torch is older.

@@ -52,7 +52,7 @@ std::string describe(const PyBatch& batch) {
   return text + ")";
 }
 
-/// None for padding that is refused.
+/// Padding as a Python object: its name, or None for padding that is refused.
 nb::object padding_object(quire::Padding padding) {
   if (padding == quire::Padding::refused) return nb::none();
   return nb::cast(std::string(quire::name(padding)));

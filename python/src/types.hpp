@@ -42,10 +42,10 @@ class PyBatch {
 
   /// The views; raises if a torch storage moved meanwhile. The output is absent if none was given.
   const quire::Batch& checked() const;
-  /// For calls that write no output: the rules want one all the same, so a batch without one gets memory for this call alone.
+  /// Batch for calls that write no output. The rules require an output, so a batch without one gets memory for this call alone.
   BatchForCall to_read(const PyCache& cache) const;
-  /// For calls that write: the output that the caller gave, or a new array. Two results never share memory. `stream`: where a GPU
-  /// will write it, as the caller gave it.
+  /// Batch for calls that write, with the caller's output or a new array. Two results never share memory. `stream`: the caller's
+  /// stream, on which a GPU will write the output.
   BatchForCall to_write(const PyCache& cache, nb::handle stream = nb::none()) const;
   /// The views with a new, uninitialised output: like the query, with the head_dim of the cache's V.
   BatchForCall with_new_output(const PyCache& cache, nb::handle stream = nb::none()) const;
@@ -71,7 +71,7 @@ class PyCache {
   PyCache(const PyCache&) = delete;
 
   const quire::KVCache& checked() const;
-  /// Like checked(), for writing: raises if k or v is read-only.
+  /// Returns checked() for a call that writes; raises if k or v is read-only.
   const quire::KVCache& checked_for_write() const;
   const quire::KVCache& views() const { return views_; }
   const ArrayRef& k() const { return k_; }
@@ -107,7 +107,7 @@ nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::hand
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
 
-/// Null options mean defaults.
+/// Options of a call; null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);
 
 /// A tensor whose memory `owner` keeps alive.
@@ -117,7 +117,7 @@ nb::object array_object(const ArrayRef& array);
 
 /// NaN in every element of a new output in host memory.
 void fill_with_nan(const BatchForCall& made);
-/// What a call that wrote `written` returns: the caller's own array, or the new one in the library of the query.
+/// Result of a call that wrote `written`: the caller's own array, or a new one in the library of the query.
 nb::object result_of(const PyBatch& batch, const BatchForCall& written);
 
 void bind_types(nb::module_& m);

@@ -132,7 +132,7 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   return d;
 }
 
-/// Null if Python gave none.
+/// Wraps Python's function of supported problems; null if Python gave none.
 quire::Supports supports_with(const nb::object& function, Interrupt& interrupt) {
   if (function.is_none()) return nullptr;
   return [&function, &interrupt](const quire::ProblemLine& line) {
@@ -218,7 +218,7 @@ Verdict verify_target(const nb::object& target, std::vector<std::string> matrice
   return run(target_of(target, interrupt), options, interrupt);
 }
 
-/// Ctrl-C ends a soak as time does; what else a callback throws is thrown.
+/// Ctrl-C ends a soak like its time limit; any other exception of a callback is rethrown.
 quire::SoakResult soak_target(const nb::object& target, double minutes, std::string directory, std::uint64_t seed,
                               const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
                               const std::vector<std::string>& layouts, const nb::object& supports, bool shrink,

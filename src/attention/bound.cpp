@@ -102,7 +102,7 @@ bool has_good_address(const Tensor& t) {
   return reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(itemsize(t.dtype)) == 0 && t.data != nullptr;
 }
 
-/// Nothing that the rules about addresses could find. False does not say that they find something: views may interleave.
+/// Whether the rules about addresses surely find nothing. False proves no broken rule: views may interleave.
 bool plainly_sound(const Pairs& pairs, std::span<const std::byte> workspace) {
   std::array<Range, std::tuple_size_v<Pairs>> ranges;
   for (std::size_t i = 0; i < pairs.size(); ++i) {

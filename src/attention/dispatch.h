@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a call of the attention stage goes.
+// Stage: attention. Dispatch of a call to the backend of the memory that holds its tensors.
 #pragma once
 
 #include "backend/gpu/entry.h"
@@ -13,8 +13,8 @@
 
 namespace quire::attention {
 
-/// Whose GPU holds tensors in `memory`; null: the CPU backend takes them, and its check refuses by rule what this build cannot
-/// compute on.
+/// Vendor of the GPU that holds tensors in `memory`; null: the CPU backend takes the call, and its check refuses, by rule, memory
+/// that this build cannot compute on.
 inline const gpu::Vendor* vendor_of(Memory memory) noexcept {
 #if QUIRE_HAS_CUDA
   if (memory == Memory::cuda) return &cuda::kVendor;

@@ -60,7 +60,7 @@ std::optional<DType> dtype_from_name(std::string_view text) noexcept {
 }
 
 std::int64_t itemsize(DType dtype) noexcept {
-  const auto row = static_cast<std::size_t>(dtype);  // of hostile descriptors: any number
+  const auto row = static_cast<std::size_t>(dtype);  // a hostile descriptor may hold any number
   return row < std::size(kDTypes) ? kDTypes[row].itemsize : 0;
 }
 

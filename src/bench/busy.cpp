@@ -11,10 +11,10 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr double kMostDisturbed = 0.25;  // of the calls of a result
-constexpr double kMostDrift = 0.25;      // of a ceiling, from start to end
-constexpr double kMostHop = 2000;        // ns; two sockets take some 300
-constexpr double kMostOfFloor = 1.05;    // above, the ceilings were measured while others had the machine
+constexpr double kMostDisturbed = 0.25;  // share of a result's calls that may be disturbed
+constexpr double kMostDrift = 0.25;      // relative change of a ceiling, from start to end
+constexpr double kMostHop = 2000;        // ns for a cache line from core to core; between two sockets: about 300
+constexpr double kMostOfFloor = 1.05;    // above, the ceilings were measured while other processes used the machine
 
 }  // namespace
 

@@ -23,15 +23,15 @@ struct Timed {
   double floor_seconds = 0;  ///< moves with the ceilings alone, for the same problem
   std::string kernel;
   bool wrong = false;
-  double drift = 0;  ///< how far the machine's ceilings moved during the run
-  std::string busy;  ///< why this time is not to be compared; empty if it may be
+  double drift = 0;  ///< relative change of the machine's ceilings during the run
+  std::string busy;  ///< reason why this time is not to be compared, or empty
 };
 using Key = std::tuple<std::string, std::string, int, bool>;  // line, kernel asked for, threads, batch-invariant
 
 /// The parts of one report that are compared.
 struct Times {
   std::map<Key, Timed> timed;
-  std::vector<std::pair<Key, std::string>> order;  ///< with the case's name
+  std::vector<std::pair<Key, std::string>> order;  ///< keys in the report's order, with the case's name
 };
 
 /// The compiler is left out: a new compiler may be what changed.
@@ -88,7 +88,7 @@ void judge(BenchChange& change, const Timed& before, const Timed& after) {
     change.reason = formatted("the machine itself drifted by {:.0f} % during a run", 100 * drift);
     return;
   }
-  // The same problem on the same machine has the same floor unless a ceiling moved.
+  // The floor of one problem on one machine is constant unless a ceiling moved.
   const double machine = before.floor_seconds > 0 && after.floor_seconds > 0 ? after.floor_seconds / before.floor_seconds : 1;
   if ((machine - 1) * (change.ratio - 1) > 0 && std::abs(machine - 1) >= kMoved * std::abs(change.ratio - 1)) {
     change.reason = formatted("the machine's own floor moved by {:+.1f} %", 100 * (machine - 1));

@@ -21,7 +21,7 @@ namespace {
 using cases::DeviceBytes;
 using cases::DeviceCase;
 
-constexpr std::size_t kBlocks = 15;
+constexpr std::size_t kBlocks = 15;                         // blocks of samples of a result; each gives a median
 constexpr std::int64_t kMostCopies = 64, kFewestCalls = 4;  // a graph holds as many calls as there are copies
 constexpr int kPlans = 31;
 
@@ -60,15 +60,19 @@ BenchMachine machine_of(const Device& d) {
   return m;
 }
 
-/// K and V of a case, as many times as `copies` says and the device has memory for. Those of the case itself are not among them:
-/// it keeps the alignment that tensors have on the host, and tensor copies take up to half as long again where rows of 128 bytes
-/// straddle lines of memory (docs/kernels/sm90_decode.md). Caches of a device begin where its allocator says.
+/// Makes up to `copies` copies of a case's K and V, as many as the device has memory for. The case's own K and V are not used:
+/// they keep the alignment of the host's tensors, and TMA copies take up to 50 % longer if rows of 128 bytes straddle lines of
+/// memory (docs/kernels/sm90_decode.md). A real cache on a device has the alignment of the device's allocator.
 Result<std::vector<KVCache>> copies_of(const Case& c, const DeviceCase& there, const Gpu& gpu, std::int64_t copies,
                                        std::vector<DeviceBytes>& owners) {
   std::vector<KVCache> caches;
   while (static_cast<std::int64_t>(caches.size()) < std::clamp<std::int64_t>(copies, 1, kMostCopies)) {
     KVCache copy = there.cache();
     for (const auto& [from, to] : {std::pair{&c.cache.k, &copy.k}, std::pair{&c.cache.v, &copy.v}}) {
+      if (to == &copy.v && cases::is_within(c.cache.v, c.cache.k)) {
+        copy.v = cases::moved_with(there.cache().v, there.cache().k, copy.k);
+        continue;
+      }
       const device::ByteSpan span = device::span_of(*from);
       const auto bytes = static_cast<std::size_t>(span.end - span.begin);
       Result<DeviceBytes> made = DeviceBytes::make(*gpu.runtime, bytes);
@@ -121,7 +125,7 @@ class DeviceLane {
     };
     Result<std::vector<double>> seconds = gpu_->probe->replay_seconds(enqueue, times);
     if (!seconds.ok()) return seconds.status();
-    // What the last call found and wrote: rows counted, no rule broken.
+    // Fails unless the last call counted all rows and found no broken rule.
     if (Status s = attend_status(plan, batch_, caches[0], options_, workspace()); !s.ok()) return s;
     return seconds;
   }
@@ -154,7 +158,7 @@ class DeviceLane {
   std::vector<double> blocks;  ///< seconds of one call, a median each
   std::int64_t rounds = 1, calls = 0;
   bool same_bits = true;
-  Status status;  ///< of the call that failed, if one did
+  Status status;  ///< status of the failed call, or OK
 
  private:
   static std::size_t bytes_of(const Tensor& t) {
@@ -199,7 +203,7 @@ Status run_block(DeviceLane& lane, const std::vector<KVCache>& caches, std::int6
   return {};
 }
 
-/// Each lane has its blocks with those of the others in between.
+/// Times all lanes in turns: between two blocks of a lane, every other lane has a block.
 void time_in_turns(std::vector<DeviceLane>& lanes, const std::vector<KVCache>& caches, double seconds,
                    const std::function<bool()>& keep_going) {
   const std::int64_t calls = std::max(kFewestCalls, static_cast<std::int64_t>(caches.size()));

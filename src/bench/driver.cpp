@@ -94,7 +94,7 @@ Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int6
     if (!line.ok()) return line.status();
     entry.problem = line->problem;
     entry.seed = line->seed;
-    entry.input.line = to_string(line.value());  // the same text for the same problem, so that reports can be compared
+    entry.input.line = to_string(line.value());  // canonical text, so that reports can be compared
   } else {
     const Result<Case> c = read_capture(input.capture);
     if (!c.ok()) return c.status();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case from its input to its results: its bytes and FLOPs, its times, and whether other processes disturbed the run.
+// Driver of a case, from its input to its results: bytes and FLOPs, times, and whether other processes disturbed the run.
 #pragma once
 
 #include <cstdint>
@@ -56,17 +56,17 @@ struct ComputeCeiling {
 };
 ComputeCeiling compute_ceiling(const Problem& problem, const Ceilings& ceilings);
 
-/// What a run noticed of other processes.
+/// Disturbance of a run by other processes.
 struct Disturbance {
-  std::int64_t calls = 0, disturbed = 0;  ///< of the result that was disturbed most
-  double drift = 0;                       ///< largest of the ceilings
+  std::int64_t calls = 0, disturbed = 0;  ///< counts of the result that was disturbed most
+  double drift = 0;                       ///< largest Ceilings::drift
   double hop_ns = 0;                      ///< a cache line from core to core, one way; 0 = not measured
   double of_floor = 0;                    ///< largest share of the machine; more than 1 is impossible
 };
 
-/// One sentence that says why the run is not to be compared, or "" if it may be.
+/// Returns one sentence that says why the run is not to be compared, or "".
 std::string busy_text(const Disturbance& d);
-/// That sentence for a whole report.
+/// Returns the sentence for a whole report.
 std::string busy_text(const std::vector<Ceilings>& ceilings, const std::vector<BenchCaseResult>& cases);
 
 }  // namespace quire::bench_detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One variant of a case, ready to run: plan, threads, workspace and an output of its own.
+// A variant of a case, ready to run: plan, threads, workspace and an output of its own.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ class Lane {
   Result<Sample> run(const Case& c, Rotation& rotation, std::int64_t calls);
   /// Fills the output with NaN.
   void poison();
-  /// True if the output has the bits that it had at the first question.
+  /// Whether the output has the bits of the first call of this function.
   bool same_bits_as_first();
 
   const Tensor& output() const { return output_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who this machine is, as far as speed depends on it.
+// Identity of this machine, as far as speed depends on it: CPU model, features, cores, cache sizes, compiler.
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -31,7 +31,7 @@ std::string cache_file(int index, const char* what) {
   return text;
 }
 
-/// Of the data cache of this level; 0 = unknown.
+/// Size of the data cache of this level in bytes; 0 = unknown.
 std::int64_t cache_bytes(int level) {
   for (int index = 0; index < 8; ++index) {
     if (cache_file(index, "level") != std::to_string(level) || cache_file(index, "type") == "Instruction") continue;

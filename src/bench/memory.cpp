@@ -15,8 +15,8 @@ namespace quire::bench_detail {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::int64_t kInCache = std::int64_t{16} << 20;
-constexpr std::int64_t kShare = 2;  // copies take at most this fraction of the memory that is left
+constexpr std::int64_t kInCache = std::int64_t{16} << 20;  // bytes; larger cases are timed on cold copies
+constexpr std::int64_t kShare = 2;                         // copies take at most this fraction of the memory that is left
 
 std::int64_t span_bytes(const Tensor& t) {
   std::int64_t last = 0;

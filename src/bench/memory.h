@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory as a serving engine would take it, page-aligned to 2 MiB, and copies of a cache in it. They keep K and V no warmer than
-// in serving: there, between two calls for one layer lie the calls for all the others.
+// Memory as a serving engine allocates it, aligned to 2 MiB, and copies of a cache in it. Calls take the copies in turn, so that
+// K and V are no warmer than in serving, where the calls of all other layers come between two calls of one layer.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace quire::bench_detail {
 
-/// With huge pages, where the system grants them.
+/// A block of memory, on huge pages if the system grants them.
 class Memory {
  public:
   /// `data()` is null if the system has no more. Contents are zeros.
@@ -43,7 +43,7 @@ class Rotation {
 
   /// The copy that was used longest ago.
   const KVCache& next() { return caches_[turn_++ % caches_.size()]; }
-  /// False if there was no memory for even one copy.
+  /// Whether there was memory for at least one copy.
   bool ok() const { return !caches_.empty(); }
   std::int64_t copies() const { return static_cast<std::int64_t>(caches_.size()); }
 
@@ -53,7 +53,7 @@ class Rotation {
   std::size_t turn_ = 0;
 };
 
-/// How many copies make up `cold` bytes, if the case is one that no cache holds in serving: more than min(16 MiB, half of L3).
+/// Number of copies that make up `cold` bytes, for a case larger than min(16 MiB, half of L3), which no cache holds in serving.
 std::int64_t copies_for(std::int64_t visible_bytes, std::int64_t l3_bytes, std::int64_t cold);
 
 }  // namespace quire::bench_detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long something took, whether the thread had its core for all of that time, and medians of such times.
+// Timing of calls: duration, whether the thread had its core for all of that time, and medians of durations.
 #pragma once
 
 #include <cstdint>

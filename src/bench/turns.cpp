@@ -10,8 +10,8 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;
-constexpr double kShortestSample = 100e-6;  // far above what reading the clocks costs
+constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;  // blocks of samples of a result, and the least number
+constexpr double kShortestSample = 100e-6;                   // far above what reading the clocks costs
 
 /// The blocks of one lane so far: a block's median by the wall without disturbed calls, by the wall with them, and by CPU time.
 struct Blocks {
@@ -86,7 +86,7 @@ std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector
   }
   for (std::size_t round = 0; round < kBlocksTurns && keep_going(); ++round)
     for (std::size_t turn = 0; turn < lanes.size(); ++turn) {
-      // Every other round goes backwards, so that nobody always follows the same neighbour.
+      // Every other round goes backwards, so that no lane always follows the same neighbour.
       const std::size_t i = round % 2 == 0 ? turn : lanes.size() - 1 - turn;
       if (!timings[i].status.ok() || round >= paces[i].blocks) continue;
       timings[i].status = run_block(c, rotation, lanes[i], paces[i], blocks[i], timings[i]);

@@ -10,19 +10,19 @@
 
 namespace quire::bench_detail {
 
-/// What was seen of one lane.
+/// Measurements of one lane.
 struct Timing {
   Interval seconds;
   std::vector<double> blocks;  ///< medians behind `seconds`
   BenchClock clock = BenchClock::wall;
   std::int64_t calls = 0, disturbed = 0;
   bool same_bits = true;
-  Status status;  ///< of the call that failed, if one did
+  Status status;  ///< status of the failed call, or OK
 };
 
-/// Each lane gets up to 15 blocks of about seconds / 15, and at least 6; between two blocks of a lane the others have theirs.
-/// Calls during which the thread was off its core are not counted; if hardly any are left, a single thread's CPU time is, and the
-/// clock says so. `keep_going` is asked before every round.
+/// Times all lanes in turns. Each lane gets up to 15 blocks of about seconds / 15, and at least 6. Calls during which the thread
+/// was off its core are not counted; if hardly any call is left, a single thread's CPU time counts instead, and the clock says
+/// so. Calls `keep_going` before every round.
 std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector<Lane>& lanes, double seconds,
                                   const std::function<bool()>& keep_going);
 

@@ -10,7 +10,7 @@
 namespace quire {
 namespace {
 
-/// For every problem line the comment that stands right above it, which names the model; empty where there is none.
+/// Returns, for every problem line, the comment right above it, which names the model; empty if there is no comment.
 std::vector<std::string> comments_above_lines(std::string_view text) {
   std::vector<std::string> comments;
   std::string comment;

@@ -21,7 +21,7 @@ using quire::capi::require;
 
 namespace {
 
-/// What AppendOptions points into.
+/// Storage that AppendOptions points into.
 struct AppendSetup {
   quire::SlotLedger* ledger = nullptr;
   std::optional<CallerExecutor> executor;

@@ -136,7 +136,7 @@ Status write_struct(Struct value, Struct* to, const char* name) {
 }  // namespace
 
 Status check_struct(const void* bytes, std::size_t struct_size, std::size_t known_size, const char* name) {
-  constexpr std::size_t kPlausible = 1 << 16;
+  constexpr std::size_t kPlausible = 1 << 16;  // bytes; a larger struct_size was never initialised
   if (struct_size < known_size || struct_size > kPlausible)
     return {Code::invalid_argument, quire::formatted("{}: struct_size {}, expected {} (start it with its QUIRE_..._INIT)", name,
                                                      struct_size, known_size)};

@@ -16,7 +16,7 @@ namespace quire::capi {
 
 /// Stores the status as this thread's last one and returns its code.
 quire_code remember(const Status& status) noexcept;
-/// The same for a text that needs no memory.
+/// Stores a code and a static text, without allocating memory, as this thread's last status and returns the code.
 quire_code remember(Code code, const char* text) noexcept;
 
 /// Runs `call` (returning Status) and reports what it returns or throws.

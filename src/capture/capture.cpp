@@ -26,10 +26,11 @@ using capture::quote;
 
 constexpr std::string_view kFormatVersion = "1";
 constexpr std::string_view kDTypePrefix = "dtype.";
-/// Of a pipe; it is held in memory beside the tensors that are made from it.
+/// Most bytes read from a pipe: 1 GiB. The bytes are held in memory beside the tensors made from them; a larger limit would let a
+/// pipe exhaust memory.
 constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 30;
 
-/// Where a tensor of the file lives in a Case.
+/// Member of a Case that holds a tensor of the file.
 struct Place {
   std::string_view name;
   bool required;
@@ -188,8 +189,8 @@ Status read_notes(const Header& header, Case& c) {
   return {};
 }
 
-/// The shape that an output of the batch has: the query's rows and heads, V's head_dim. A file that claims more dims for V than
-/// this many times the query's gets the query's shape, which the contract refuses: few bytes do not ask for much memory.
+/// Shape of the batch's output: the query's rows and heads, V's head_dim. If V has more than kMostWider times the query's dims,
+/// the output gets the query's shape, which the contract refuses: a small file cannot ask for much memory.
 std::array<std::int64_t, Tensor::kMaxRank> output_shape(const Case& c) {
   constexpr std::int64_t kMostWider = 64;
   std::array<std::int64_t, Tensor::kMaxRank> shape = c.batch.query.shape;
@@ -198,7 +199,7 @@ std::array<std::int64_t, Tensor::kMaxRank> output_shape(const Case& c) {
   return shape;
 }
 
-/// A capture made to show somebody else's output has no output of ours yet.
+/// Adds an output of NaN to a capture that holds only the observed output of another kernel.
 Status supply_output(Case& c) {
   const Tensor& query = c.batch.query;
   if (c.batch.output.present() || !is_floating(query.dtype)) return {};
@@ -369,7 +370,7 @@ Status write_tensor(capture::AtomicFile& file, const Outgoing& one) {
   return write_strided(file, one.tensor);
 }
 
-/// What diagnose() would refuse is not written.
+/// Refuses to write an observed output that diagnose() would refuse.
 Status check_observed(const Case& c) {
   const Tensor &o = c.observed, &q = c.batch.query, &l = c.observed_lse;
   const auto shape = output_shape(c);

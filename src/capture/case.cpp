@@ -13,7 +13,7 @@ namespace {
 /// Asks for huge pages inside a large block: hundreds of thousands of page faults cost more than reading a capture does.
 void prefer_huge_pages(std::byte* data, std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
-  constexpr std::size_t kHuge = std::size_t{2} << 20;
+  constexpr std::size_t kHuge = std::size_t{2} << 20;  // bytes of a huge page
   const std::size_t past = reinterpret_cast<std::uintptr_t>(data) % kHuge;
   const std::size_t before = (kHuge - past) % kHuge;  // bytes before the first huge page
   if (bytes < before + kHuge) return;

@@ -19,10 +19,10 @@
 namespace quire::capture {
 namespace {
 
-/// One read or write call moves at most this much: Linux caps them a little below 2^31 anyway.
+/// Most bytes of one read or write call: 1 GiB. Linux moves at most a little below 2^31 bytes per call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
-constexpr std::size_t kWorthMapping = std::size_t{1} << 20;
-constexpr std::size_t kWorthAThread = std::size_t{32} << 20;
+constexpr std::size_t kWorthMapping = std::size_t{1} << 20;   // bytes; smaller tensors are read, not mapped
+constexpr std::size_t kWorthAThread = std::size_t{32} << 20;  // bytes; smaller reads use one thread
 
 Status io_error(const std::string& path, const char* what, int error) {
   return {Code::io_error, formatted("{}: {}: {}", path, what, std::generic_category().message(error))};

@@ -13,14 +13,14 @@
 
 namespace quire::capture {
 
-/// Where a capture's bytes come from.
+/// Source of a capture's bytes.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
   virtual std::uint64_t size() const noexcept = 0;
   /// Exactly `out.size()` bytes from `offset`; the caller stays within size().
   virtual Status read(std::uint64_t offset, std::span<std::byte> out) const = 0;
-  /// The bytes where they lie, private to the caller; null where this source cannot, or where it is not worth it.
+  /// Maps the bytes in place, private to the caller; null if this source cannot map, or if mapping is not worth its cost.
   virtual std::shared_ptr<std::byte[]> map(std::uint64_t offset, std::size_t bytes) const {
     static_cast<void>(offset), static_cast<void>(bytes);
     return nullptr;
@@ -37,7 +37,7 @@ class MemorySource final : public ByteSource {
   std::span<const std::byte> bytes_;
 };
 
-/// An open file. Of pipes and other things without a size, which may never end, only what fill() asked for is there.
+/// An open file. A pipe, or any file without a size, may never end: only the bytes that fill() read can be accessed.
 class FileSource final : public ByteSource {
  public:
   FileSource() = default;
@@ -47,7 +47,7 @@ class FileSource final : public ByteSource {
   Status open(const std::string& path);
   /// map() gives something from now on.
   void allow_mapping() { mapping_ = true; }
-  /// True for what has no size.
+  /// Whether the file has no size.
   bool is_stream() const noexcept { return in_memory_; }
   /// Reads a stream on, until size() is `size` or the stream ends.
   Status fill(std::uint64_t size);

@@ -10,7 +10,7 @@
 
 namespace quire::capture {
 
-/// In range for int32, far outside any cache.
+/// Page id of unused table entries: in range for int32, but far outside any cache, so that a kernel which reads it is noticed.
 inline constexpr std::int64_t kImpossiblePage = 2147480000;
 
 inline void store_index(const Tensor& t, std::int64_t element, std::int64_t value) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a problem line to a batch with data, in which everything that must not be read is poisoned.
+// Makes a batch with data from a problem line, and poisons all memory that must not be read.
 //
-// Guarantees: the same line gives the same bytes everywhere; nothing is left uninitialised; sizes that cannot be held are
+// Guarantees: the same line gives the same bytes everywhere; no byte is left uninitialised; sizes that do not fit in memory are
 // refused before the first allocation. Knows the contract's words, not its rules: check() judges the result like any other batch.
 #include <unistd.h>
 
@@ -27,8 +27,8 @@ using capture::normal;
 using capture::quiet_nan;
 using capture::store_index;
 
-constexpr std::int64_t kSparePages = 3;
-constexpr float kPeakyFactor = 8.0f;
+constexpr std::int64_t kSparePages = 3;  // poisoned pages beside those in use
+constexpr float kPeakyFactor = 8.0f;     // factor of queries of peaky heads, so that few keys dominate
 
 /// One stream of random numbers per kind of data.
 enum What : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3, kSinks = 4, kPages = 5 };
@@ -150,7 +150,7 @@ class Maker {
     fill_new_rows(c_.batch.key, kKey);
     fill_new_rows(c_.batch.value, kValue);
     fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
-    if (line_.latent) {  // what lies there is K's
+    if (line_.latent) {  // V is a part of K's rows, filled above
       if (c_.cache.v_scale.present()) fill_scale(c_.cache.v_scale, kValue);
     } else {
       fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
@@ -298,7 +298,7 @@ class Maker {
         store_index(c_.batch.block_table, r * s_.table_width + i, page);
       }
       for (std::int64_t key = req.first_row(); key < req.first_row() + req.query_len; ++key, ++token) {
-        if (key < 0 || key >= req.seq_len()) {  // of another shard, or of no key
+        if (key < 0 || key >= req.seq_len()) {  // a key of another shard, or no key
           store_index(c_.batch.slot_mapping, token, -1);
           continue;
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Poisoning: overwrite everything that no correct kernel reads, so that whoever reads it is found out.
+// Poisoning: overwrites all memory that no correct kernel reads, so that a kernel which reads it gives a wrong output.
 //
-// What may be read follows from the equations of batch.hpp: positions of a request that some row sees, from the cache below
-// cached_len and from key/value at and above it. All else is fair game.
+// The equations of batch.hpp define the readable memory: positions of a request that some row sees, in the cache below
+// cached_len and in key/value from cached_len on. All other memory is poisoned.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -42,7 +42,7 @@ class Spoiler {
   std::byte* data_;
   std::int64_t size_;
   bool sign_varies_ = false;
-  alignas(float) std::byte bits_[2][sizeof(float)] = {};  ///< of one element of the tensor's type, with either sign
+  alignas(float) std::byte bits_[2][sizeof(float)] = {};  ///< one element of the tensor's type, with either sign
 };
 
 class Poisoner {
@@ -57,7 +57,7 @@ class Poisoner {
     poison_rows(c_.batch.value);
     for (const Tensor* t : {&c_.batch.query, &c_.batch.key, &c_.batch.value}) poison_from(*t, num_request_rows(c_.batch));
     poison_table();
-    // Whatever the rest holds, a row that is never written must show.
+    // Output and lse hold NaN under kind zero, too, because a row that is never written must show.
     if (kind_ == PoisonKind::zero) kind_ = PoisonKind::nan;
     poison_all(c_.batch.output);
     poison_all(c_.batch.lse);
@@ -127,7 +127,7 @@ class Poisoner {
     }
   }
 
-  /// A page that nobody reads if there is one.
+  /// Returns a page that no row reads, if there is one.
   std::int64_t unread_page() const {
     for (std::int64_t page = num_pages(c_.cache) - 1; page > 0; --page) {
       const auto first = readable_.begin() + page * p_.page_size;
@@ -139,7 +139,7 @@ class Poisoner {
   Case& c_;
   PoisonKind kind_;
   Problem p_;
-  std::vector<bool> readable_;  ///< by slot
+  std::vector<bool> readable_;  ///< one flag per slot
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The problem line: one text form of a batch's shape for tests, bench, CLI and bug reports (problem_line.md).
 //
-// Parsing is strict: every key once, every number whole and in range, every combination one that Quire can run. What comes
-// out can be planned and filled with data without any size overflowing 64 bits.
+// Parsing is strict: every key once, every number whole and in range, every combination one that Quire can run. A parsed problem
+// can be planned and filled with data without any size overflowing 64 bits.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +21,7 @@ using capture::quote;
 
 /// Lengths and sizes fit an int32, as index tensors of that type must hold them.
 constexpr std::int64_t kMaxSize = 2147483647;
-constexpr std::int64_t kMaxRequests = 1 << 20;
+constexpr std::int64_t kMaxRequests = 1 << 20;  // limits memory for a hostile line such as 999999999x1
 /// Bound on the sum of query_len * seq_len, which keeps pair counts and their products with small factors in 64 bits.
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
 
@@ -215,7 +215,7 @@ Status set_key_begin(std::string_view key, std::string_view text, ProblemLine& l
   return {};
 }
 
-/// After key_begin: a request knows by how much its rows miss the end of its keys.
+/// Sets Request::shift from q_begin. Call it after key_begin is set, because the shift depends on key_begin.
 Status set_q_begin(std::string_view key, std::string_view text, ProblemLine& line) {
   Problem& p = line.problem;
   std::vector<std::int64_t> begins;
@@ -450,7 +450,7 @@ Status check_masks(const Problem& p) {
   return {};
 }
 
-/// What 8-bit queries and outputs go with (Q-M12, Q-M20, Q-M26, Q-M40).
+/// Refuses combinations of types that 8-bit queries and outputs cannot have (Q-M12, Q-M20, Q-M26, Q-M40).
 Status check_row_types(const Problem& p) {
   const bool fp8_query = p.q_dtype == DType::fp8_e4m3fn;
   const DType out = p.out_dtype();

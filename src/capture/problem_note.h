@@ -6,7 +6,7 @@
 
 namespace quire::capture {
 
-/// What a note "problem" is kept as if it does not describe the tensors of its file.
+/// New name of a note "problem" that does not describe the tensors of its file.
 inline constexpr const char* kOtherProblem = "other_problem";
 
 /// Makes a note "problem" that describes these tensors canonical: one line, whatever the file holds. Any other is renamed. A

@@ -27,7 +27,7 @@ using Metadata = std::map<std::string, std::string>;
 /// One tensor of a file. Bytes [begin, end) count from the end of the header.
 struct Entry {
   std::string name;
-  std::string code;  ///< as in the file, e.g. "F8_E4M3"
+  std::string code;  ///< code in the file, e.g. "F8_E4M3"
   std::array<std::int64_t, Tensor::kMaxRank> shape{};
   int rank = 0;
   std::uint64_t begin = 0;
@@ -35,21 +35,21 @@ struct Entry {
 };
 
 struct Header {
-  std::vector<Entry> entries;  ///< in the order of the file's header
+  std::vector<Entry> entries;  ///< entries in the order of the file's header
   Metadata metadata;
   std::uint64_t data_start = 0;  ///< offset of the first data byte in the file
 };
 
 inline constexpr std::uint64_t kLengthBytes = 8;
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  ///< the format's own limit
-inline constexpr std::size_t kMaxTensors = 1024;
+inline constexpr std::size_t kMaxTensors = 1024;               ///< limits work for a hostile header; a capture has about 20
 // A capture needs some twenty keys, and at most a problem line of a million requests.
 inline constexpr std::size_t kMaxMetadataKeys = 1024;
-inline constexpr std::size_t kMaxMetadataBytes = std::size_t{16} << 20;  ///< of all keys and values
+inline constexpr std::size_t kMaxMetadataBytes = std::size_t{16} << 20;  ///< limit for all keys and values together
 
 /// Code used for a type when writing. The fnuz types are written as U8, which every reader opens.
 std::string_view code_of(DType dtype) noexcept;
-/// What a code means; DType::none for U8, whose type the metadata must give; nullopt for codes that Quire does not know.
+/// Type of a code; DType::none for U8, whose type the metadata must give; nullopt for codes that Quire does not know.
 std::optional<DType> dtype_of_code(std::string_view code) noexcept;
 /// "F32, F16, ...".
 std::string known_codes();

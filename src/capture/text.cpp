@@ -36,7 +36,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string quote(std::string_view text) {
-  constexpr std::size_t kMaxShown = 60;
+  constexpr std::size_t kMaxShown = 60;  // characters of a quoted text
   std::string out = "\"";
   for (const char c : text.substr(0, kMaxShown)) {
     const auto byte = static_cast<unsigned char>(c);
@@ -56,7 +56,7 @@ std::optional<float> parse_float(std::string_view text) noexcept { return parse_
 std::string float_text(float value) { return formatted("{}", value); }
 
 std::string_view nearest(std::string_view text, std::span<const std::string_view> candidates) {
-  constexpr std::size_t kLongestCompared = 64;
+  constexpr std::size_t kLongestCompared = 64;  // characters; longer texts are no slips of a word
   if (text.empty() || text.size() > kLongestCompared) return {};
   std::string_view best;
   std::size_t best_distance = std::max<std::size_t>(1, std::min<std::size_t>(2, text.size() / 2)) + 1;

@@ -16,7 +16,7 @@ namespace quire::cases {
 /// borders of pages and of tiles of 64, random ones for the rest. Ascending. Empty if the budget pays for all rows.
 std::vector<std::int64_t> choose_rows(const Problem& problem, std::int64_t budget, std::uint64_t seed);
 
-/// For every row of a problem, whether the plan rounds its softmax weights to the type of the query.
+/// Returns, for every row of a problem, whether the plan rounds its softmax weights to the type of the query.
 std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem);
 
 /// Widens the tolerance of the rows whose entry of `rounded` is true. An 8-bit query counts as f16, because kernels round weights

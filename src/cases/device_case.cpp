@@ -10,7 +10,7 @@
 namespace quire::cases {
 namespace {
 
-// On both sides of every tensor, and a multiple of every alignment that kernels ask for.
+// Guard bytes on each side of a tensor. A multiple of every alignment that kernels ask for, so that guards keep alignments.
 constexpr std::int64_t kGuard = 1024;
 constexpr std::byte kGuardByte{0xA5};
 
@@ -27,7 +27,7 @@ Result<DeviceBytes> DeviceBytes::make(const device::Runtime& runtime, std::size_
 Status DeviceCase::place(Tensor& t) {
   if (!t.present()) return {};
   const device::ByteSpan span = device::span_of(t);
-  // The address keeps its place within a line of memory: alignment is part of what a case is about.
+  // The copy has the host address's offset within 256 bytes, because a case may test alignment.
   const std::int64_t within_line = static_cast<std::int64_t>((reinterpret_cast<std::uintptr_t>(t.data) + span.begin) % 256);
   const std::int64_t before = kGuard + within_line, bytes = span.end - span.begin;
   Result<DeviceBytes> made = DeviceBytes::make(*runtime_, static_cast<std::size_t>(before + bytes + kGuard));
@@ -47,6 +47,25 @@ Status DeviceCase::place(Tensor& t) {
   return {};
 }
 
+bool is_within(const Tensor& view, const Tensor& of) {
+  if (!view.present() || !of.present()) return false;
+  const auto bytes_of = [](const Tensor& t) {
+    const device::ByteSpan span = device::span_of(t);
+    const auto at = reinterpret_cast<std::uintptr_t>(t.data);
+    return std::pair{at + static_cast<std::uintptr_t>(span.begin), at + static_cast<std::uintptr_t>(span.end)};
+  };
+  const auto inner = bytes_of(view), outer = bytes_of(of);
+  return inner.first < inner.second && inner.first >= outer.first && inner.second <= outer.second;
+}
+
+Tensor moved_with(const Tensor& view, const Tensor& of, const Tensor& moved) {
+  Tensor there = view;
+  there.data =
+      static_cast<std::byte*>(moved.data) + (static_cast<const std::byte*>(view.data) - static_cast<const std::byte*>(of.data));
+  there.memory = moved.memory;
+  return there;
+}
+
 Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
   DeviceCase d;
   d.runtime_ = device::runtime_of(memory);
@@ -60,7 +79,11 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
                     &b.key,      &b.value,          &b.slot_mapping,          &b.lse,           &b.request_ids,  &d.cache_.k,
                     &d.cache_.v, &d.cache_.k_scale, &d.cache_.v_scale,        &b.q_scale,       &b.output_scale, &b.causal,
                     &b.q_begin,  &b.key_begin,      &d.options_.alibi_slopes, &d.options_.sinks})
-    if (Status s = d.place(*t); !s.ok()) return s;
+    if (t != &d.cache_.v || !is_within(c.cache.v, c.cache.k)) {
+      if (Status s = d.place(*t); !s.ok()) return s;
+    } else {
+      *t = moved_with(c.cache.v, c.cache.k, d.cache_.k);
+    }
   return d;
 }
 

@@ -20,6 +20,11 @@ class DeviceBytes {
   std::shared_ptr<void> address_;
 };
 
+/// Whether all bytes of `view` are bytes of `of`, as those of V in K's rows are.
+bool is_within(const Tensor& view, const Tensor& of);
+/// `view` where it lies if `of` becomes `moved`.
+Tensor moved_with(const Tensor& view, const Tensor& of, const Tensor& moved);
+
 class DeviceCase {
  public:
   /// Uploads all tensors of the case, what lies between their elements included.

@@ -63,8 +63,8 @@ void apply_value_rules(Context& c) {
   apply_ledger_rules(c);
 }
 
-/// The device says that the content rules would find nothing. It is asked only if nothing was found before: then every address
-/// that they would read is in bounds. If it cannot answer, the rules are applied.
+/// Whether the device reports that the content rules would find nothing. The device is asked only if no rule was broken before:
+/// every address that the content rules read is then in bounds. If the device cannot answer, the host applies the rules.
 bool finite_on_device(const Context& c) {
   const device::Runtime* runtime = device::runtime_of(c.cache.k.memory);
   if (runtime == nullptr || !c.report.clean()) return false;
@@ -72,7 +72,7 @@ bool finite_on_device(const Context& c) {
   return answer.ok() && answer.value();
 }
 
-/// Every tensor of an attend call, present or not.
+/// Lists every tensor of an attend call, present or not.
 std::array<NamedTensor, 22> tensors_of(const Context& c) {
   const Batch& b = c.batch;
   return {{{"query", &b.query},

@@ -19,7 +19,7 @@ void read_positions(const Context& c, std::int64_t request, Lengths& n) noexcept
   if (c.batch.key_begin) n.key_begin = semantics::index_view(c.batch.key_begin)[request];
   const bool given = c.batch.q_begin.present();
   if (given) n.q_begin = semantics::index_view(c.batch.q_begin)[request];
-  // Nothing is added to a key_begin or seq_len that may be anything.
+  // key_begin and seq_len are added only if both are in range: a sum of unchecked values may overflow.
   const bool computable = n.sound && n.key_begin >= 0 && n.key_begin <= kMaxExtent;
   if (!given) n.q_begin = computable ? n.key_begin + n.context_len() : 0;
   n.sound = computable && (!given || (n.q_begin >= 0 && n.q_begin <= kMaxExtent)) && positions_ok(n);

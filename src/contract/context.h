@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rules of one call share: the arguments, the sizes established so far, and where findings go.
+// State that the rules of one call share: the arguments, the sizes established so far, and the report of findings.
 //
-// A size is `kUnknown` until the rules that define it hold; rules that need an unknown size are left out. That is what keeps
-// check() memory-safe on any input: no rule reads through a tensor that an earlier rule has not vouched for.
+// A size is `kUnknown` until the rules that define it hold; rules that need an unknown size are left out. This order keeps
+// check() memory-safe on any input: no rule reads through a tensor that an earlier rule has not found sound.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline constexpr std::int64_t kUnknown = -1;
 struct Sizes {
   std::int64_t num_tokens = kUnknown;
   std::int64_t num_q_heads = kUnknown;
-  std::int64_t head_dim = kUnknown;  ///< of query
+  std::int64_t head_dim = kUnknown;  ///< head_dim of query
   std::int64_t num_reqs = kUnknown;
   std::int64_t num_pages = kUnknown;  ///< known together with the next four, if the whole cache is sound
   std::int64_t page_size = kUnknown;
@@ -43,7 +43,7 @@ struct Context {
   const SlotLedger* ledger;
   Report& report;
   Sizes sizes{};
-  std::span<const WriteTag> tags{};  ///< of an append with a ledger
+  std::span<const WriteTag> tags{};  ///< tags of an append with a ledger
   // Set by the table rules: the lengths of requests may be read, and mean something.
   bool starts_sound = false;   ///< query_start_loc splits the rows
   bool lengths_sound = false;  ///< seq_lens, cached_lens, causal, q_begin and key_begin are readable, or absent; single requests
@@ -88,7 +88,7 @@ inline bool may_lack_keys(const Context& c, const Lengths& lengths) noexcept {
 /// Cached positions [begin, end) that some row of the request sees, counted from its first key; begin >= end if none.
 semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept;
 
-/// The same without what lies beyond the table's width (Q-T10). Needs pages_sound.
+/// visible_cached() without positions beyond the table's width (Q-T10). Needs pages_sound.
 semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept;
 
 /// ceil(a / b) without overflow, a >= 0, b >= 1.
@@ -147,7 +147,7 @@ void apply_slot_value_rules(Context& c);
 void apply_append_rules(Context& c);
 /// Q-L05 and Q-L06: where append records what it writes.
 void apply_append_ledger_rules(Context& c);
-/// What key and value of an append are made of; none if they do not agree (Q-S06).
+/// Type of key and value of an append; none if their types differ (Q-S06).
 DType new_row_dtype(const Batch& batch) noexcept;
 
 /// The tensors of one merge call, by name.

@@ -17,7 +17,7 @@ using enum RuleId;
 struct Read {
   std::int64_t request = 0;   ///< row of block_table
   std::int64_t id = 0;        ///< stable id
-  std::int64_t position = 0;  ///< in the sequence
+  std::int64_t position = 0;  ///< position in the sequence
   std::int64_t key = 0;       ///< counted from the request's first
   std::int64_t page = 0;
   std::int64_t offset = 0;
@@ -35,8 +35,8 @@ void add(Context& c, RuleId rule, const Read& read, const std::string& what, std
                std::move(expected));
 }
 
-// One slot gives one finding, the most basic that applies: a slot nobody wrote has no writer to compare with, and what a
-// recycled page holds is foreign and misplaced by nature.
+// A slot gives one finding, the most basic that applies: a slot that was never written has no writer to compare with, and every
+// slot of a recycled page is foreign and misplaced.
 
 bool l01_written(Context& c, const Read& read, const SlotLedger::Entry& entry) {
   if (entry.request >= 0) return true;

@@ -30,7 +30,7 @@ class Report {
   /// If the rule's listing is full, counts one more finding and returns true: its text need not be made.
   bool counted(RuleId rule) noexcept;
 
-  /// No rule is broken so far.
+  /// Whether no rule is broken so far.
   bool clean() const noexcept { return findings_.total == 0; }
   bool broken(RuleId rule) const noexcept { return counts_[slot(rule)] > 0; }
   bool broken(std::initializer_list<RuleId> rules) const noexcept;

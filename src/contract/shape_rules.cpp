@@ -57,7 +57,7 @@ void m05_aligned(Report& report, const NamedTensor& t) {
              formatted("alignment to {} bytes ({})", item, name(t.tensor->dtype)));
 }
 
-/// Where all tensors of a call must be: where `anchor` is, if this build computes there.
+/// Memory in which all tensors of a call must be: the memory of `anchor`, if this build computes there.
 Memory common_memory(const Tensor& anchor) {
   return anchor.present() && device::computes_in(anchor.memory) ? anchor.memory : Memory::cpu;
 }
@@ -305,8 +305,8 @@ void m27_index_dtype(Context& c) {
   }
 }
 
-/// As many starts as seq_lens and rows of block_table: the number of requests is not in doubt, and query_start_loc is what is
-/// wrong.
+/// Whether query_start_loc has as many entries as seq_lens and as block_table has rows. The number of requests is then certain,
+/// and query_start_loc lacks one entry.
 bool lacks_a_start(const Batch& b) {
   const Tensor &starts = b.query_start_loc, &lens = b.seq_lens, &table = b.block_table;
   if (starts.rank != 1 || !well_formed(lens) || lens.rank != 1 || !well_formed(table) || table.rank != 2) return false;

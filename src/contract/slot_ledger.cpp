@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who wrote each slot, for which position, in which step, and whether the page went back to the pool since.
+// Record of each slot: writer, position, step, and whether the page went back to the pool since.
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -20,7 +20,7 @@ struct Record {
   std::int64_t stamp = -2;
 };
 
-constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;  // keeps num_pages * page_size far from overflow
 
 }  // namespace
 
@@ -31,7 +31,7 @@ struct SlotLedger::State {
   std::int64_t writes = 0;
   std::atomic<std::int64_t> reads{0};  ///< several const checks may run at once
   std::vector<Record> slots;
-  std::unordered_map<std::int64_t, std::vector<std::int64_t>> readers;  ///< by page: requests it was shared with
+  std::unordered_map<std::int64_t, std::vector<std::int64_t>> readers;  ///< page -> requests that the page was shared with
 
   bool has_page(std::int64_t page) const noexcept { return page >= 0 && page < num_pages; }
   bool has_slot(std::int64_t slot) const noexcept { return slot >= 0 && slot < static_cast<std::int64_t>(slots.size()); }

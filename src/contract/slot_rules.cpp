@@ -31,7 +31,7 @@ std::int64_t count_writes(const IndexView& slots, std::int64_t count) {
   return writes;
 }
 
-/// One slot repeated by stride 0. Found without a table, whose size would follow the claimed count instead of real memory.
+/// Whether stride 0 repeats one slot. This test needs no table, whose size would follow the claimed count instead of real memory.
 bool is_repeated(const IndexView& slots, std::int64_t count) { return slots.stride == 0 && count > 1 && slots[0] >= 0; }
 
 void s02_no_duplicates(Context& c, const IndexView& slots, std::int64_t count) {
@@ -53,7 +53,7 @@ void s02_no_duplicates(Context& c, const IndexView& slots, std::int64_t count) {
 struct Write {
   std::int64_t row = 0;
   std::int64_t request = 0;
-  std::int64_t position = 0;  ///< of the token, in its sequence
+  std::int64_t position = 0;  ///< position of the token in its sequence
   std::int64_t key = 0;       ///< position, counted from the request's first key
 };
 

@@ -101,7 +101,7 @@ void t07_seq_len_limit(Context& c, std::int64_t r, const Lengths& n) {
 }
 
 void t08_cached_range(Context& c, std::int64_t r, const Lengths& n) {
-  // Only against a seq_len that is sound itself: context_len is derived from it.
+  // Needs a sound seq_len, because context_len is derived from it.
   if (n.seq_len < least_seq_len(c, n) || n.seq_len > kMaxExtent) return;
   if ((n.cached_len >= n.least_cached() && n.cached_len <= n.seq_len) || c.report.counted(T08)) return;
   c.report.add(T08, "cached_lens", {r}, formatted("{}", n.cached_len),
@@ -140,7 +140,7 @@ void t09_new_rows_given(Context& c, std::int64_t r, const Lengths& n) {
                "tokens from cached_len on are in neither the cache nor the batch");
 }
 
-/// True if the array is what int64 looks like as int32 and some request is broken because of it.
+/// Whether the array looks like int64 read as int32 and a request is broken because of it.
 bool halves_explain(Context& c, const Tensor& t) {
   if (!t.present() || !looks_like_halves(semantics::index_view(t), c.sizes.num_reqs)) return false;
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r)
@@ -191,7 +191,7 @@ void t10_wide_enough(Context& c, std::int64_t r, std::int64_t cached_len, std::i
                formatted("at least {} for {} cached tokens in pages of {}", needed, cached_len, c.sizes.page_size));
 }
 
-/// Every odd column is 0 and every even one is not, over at least four columns in use, in every request that has as many.
+/// Whether every odd column is 0 and every even column is not, in every request with at least four columns in use.
 bool table_looks_like_halves(const Context& c) {
   if (c.batch.block_table.dtype != DType::i32) return false;
   bool any = false;
@@ -239,7 +239,7 @@ void t11_ids_not_negative(Context& c, const IndexView& ids) {
 }
 
 void t12_ids_distinct(Context& c, const IndexView& ids) {
-  if (ids.stride == 0 && c.sizes.num_reqs > 1)  // as for Q-S02: no table sized by a claimed count
+  if (ids.stride == 0 && c.sizes.num_reqs > 1)  // needs no table sized by a claimed count, like Q-S02
     return c.report.add(T12, "request_ids", {1}, formatted("{}", ids[1]), "an id of its own, not that of request 0");
   FlatMap<std::int64_t> seen(c.sizes.num_reqs);
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tensor's descriptor alone says: whether it can be trusted, where its bytes are, whether views collide.
-// Nothing here reads tensor data, and nothing overflows whatever the descriptor holds.
+// Facts from a tensor's descriptor alone: whether it can be trusted, where its bytes are, whether views collide.
+// No function reads tensor data, and none overflows whatever the descriptor holds.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ bool strides_nest(const Tensor& t) noexcept;
 /// (K and V in one allocation). Needs well_formed and one memory.
 bool may_overlap(const Tensor& a, const Tensor& b) noexcept;
 
-/// Same address for every index: the exact in-place case.
+/// Whether two views have one address for every index: the exact in-place case.
 bool same_view(const Tensor& a, const Tensor& b) noexcept;
 
 /// to_string(t) if that is safe, otherwise what is wrong with the descriptor.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bench asks of a device beside its Runtime: time as the device sees it, and loops that show what it can do.
+// Functions of a device for the bench, beside its Runtime: time by the device's clock, and loops that measure its ceilings.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct BenchProbe {
   Result<double> (*enqueue_multiply)(bool tensor_cores, void* sink, void* stream);
 };
 
-/// Null if this build has no kernels for that memory.
+/// Probe of a memory; null if this build has no kernels for it.
 const BenchProbe* bench_probe_of(Memory memory) noexcept;
 
 #if QUIRE_HAS_CUDA

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPUs there are, of those that this build has kernels for.
+// Lists the machine's GPUs that this build has kernels for.
 
 #include "device/bench_probe.h"
 #include "device/runtime.h"

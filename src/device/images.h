@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which CUDA devices a build has code for, by the architectures that it was compiled for.
+// Test whether a build has code for a CUDA device, by the architectures that the build was compiled for.
 #pragma once
 
 #include <algorithm>

@@ -25,7 +25,7 @@ Status Staging::stage(Tensor& t) {
     return {};
   }
   if (!waited_) {
-    // The caller's stream is not known here: whatever was going to write the tensor must have done so.
+    // The caller's stream is unknown here: waiting for the whole device ensures that all writes to the tensor are done.
     if (Status s = runtime->synchronize(); !s.ok()) return s;
     waited_ = true;
   }

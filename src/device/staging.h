@@ -21,7 +21,7 @@ ByteSpan span_of(const Tensor& t) noexcept;
 /// Holds the copies; the tensors handed out live as long as it does.
 class Staging {
  public:
-  /// Replaces a tensor in device memory by a host view of its elements. Its sizes and strides are sound. Waits for the device
+  /// Replaces a tensor in device memory, whose sizes and strides are sound, by a host view of its elements. Waits for the device
   /// once.
   Status stage(Tensor& t);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what was found out to the data of a diagnosis; src/report prints it.
+// Turns the results of the search into the data of a diagnosis; src/report prints that data.
 #include "diagnose/describe.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ Standing standing_of(const Hypothesis& h) {
   return h.fit.unwritten ? Standing::unproven : Standing::refuted;
 }
 
-/// Why a hypothesis is not the cause, with numbers.
+/// Returns why a hypothesis is not the cause, with numbers.
 std::string refutation(const Hypothesis& h, const Part& part) {
   if (!h.why_not.empty()) return "cannot show here: " + h.why_not;
   std::string text;
@@ -65,7 +65,7 @@ Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   return s;
 }
 
-/// Rounding is not in the catalogue: every kernel has it. It explains nothing that exceeds the tolerance.
+/// Suspect "rounding", which is not in the catalogue because every kernel rounds. Rounding explains no error above the tolerance.
 Suspicion rounding(const Part& part) {
   Suspicion s;
   s.mechanism = s.fault = "rounding";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what was found out to the data of a diagnosis.
+// Turns the results of the search into the data of a diagnosis. Prints nothing.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace quire::diagnose_detail {
 
-/// One separate set of wrong cells and what could have made it.
+/// A separate set of wrong cells, and the hypotheses about its cause.
 struct Part {
   Pattern pattern;
   std::vector<Hypothesis> ranking;
   double largest_error = 0, largest_tolerance = 0;
   std::string observed_text;  ///< "1.69", "NaN or infinity"
-  bool everything = false;    ///< all wrong cells, although `pattern` is but the first of several
+  bool everything = false;    ///< the hypotheses concern all wrong cells, although `pattern` is the first of several
 };
 
-/// Everything that was found out, before it is put into words.
+/// All results of a diagnosis, before their text is written.
 struct Found {
   const Case& c;
   const faults_detail::Facts& facts;
@@ -27,7 +27,7 @@ struct Found {
   const Localisation& where;
   std::vector<Pattern> patterns;
   std::vector<Part> parts;  ///< one, or one per pattern
-  std::string padding;      ///< what is wrong with rows that belong to no request, or empty
+  std::string padding;      ///< finding about padding rows, or empty
 };
 
 /// Fills what follows from `found`; verdict, problem and profile are set.

@@ -32,7 +32,7 @@ Diagnosis broken_batch(const Findings& findings) {
   return d;
 }
 
-/// What could have made the wrong cells of one pattern, or, without one, all of them.
+/// Ranks hypotheses about the wrong cells of one pattern, or (`everything`) about all wrong cells.
 diagnose_detail::Part part_of(const faults_detail::Facts& facts, const diagnose_detail::Observed& observed,
                               const diagnose_detail::Localisation& where, const diagnose_detail::Pattern& pattern,
                               bool everything, const std::vector<diagnose_detail::Pattern>& patterns = {}) {
@@ -79,7 +79,7 @@ void unite(diagnose_detail::Found& found) {
   found.parts.push_back(std::move(united));
 }
 
-/// One cause for everything, if there is one; else a cause for each separate set of wrong cells.
+/// Searches one cause for all wrong cells; without a certain one, a cause for each separate set of wrong cells.
 void find_causes(diagnose_detail::Found& found) {
   const bool several = found.patterns.size() > 1;
   found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), /*everything=*/several));

@@ -21,14 +21,14 @@ constexpr double kWorkPerSecond = 100e6;
 /// Rows on which faults of keys are tried: each costs attention over all keys.
 constexpr std::size_t kRowsOfKeyFaults = 24;
 
-/// Everything that the search looks at.
+/// Input of the search.
 struct RankScene {
   RankCaptures captures;
   Case whole;
   std::vector<Case> own;
-  std::vector<std::int64_t> tokens;  ///< that are compared
-  std::vector<Numbers> parts;        ///< as recorded, else as expected
-  bool parts_recorded = true;        ///< of every rank
+  std::vector<std::int64_t> tokens;  ///< rows that are compared
+  std::vector<Numbers> parts;        ///< recorded parts, or expected ones if some are not recorded
+  bool parts_recorded = true;        ///< every rank recorded its part
   faults_detail::Deal deal;
 };
 
@@ -48,7 +48,7 @@ std::vector<std::int64_t> rows_to_compare(const Case& whole, const DiagnoseOptio
 
 DType type_of_part(const Case& c) { return has_part(c) ? c.batch.output.dtype : DType::f32; }
 
-/// An exchange of 16-bit parts rounds each of them once; without a record nobody knows.
+/// An exchange of 16-bit parts rounds each part once; without a record the rounding is unknown.
 DType assumed_type(const Case& c) {
   const DType query = c.batch.query.dtype;
   return has_part(c) ? c.batch.output.dtype : query == DType::f16 || query == DType::bf16 ? query : DType::f32;
@@ -102,7 +102,7 @@ RankSuspicion suspicion_of(const faults_detail::RankFault& fault, const faults_d
   return {fault.info.id, fault.info.text, suspect.detail, fault.info.next, found.num_wrong == 0, found.first};
 }
 
-/// Those that explain come first; of those that do not, one way of each fault is kept.
+/// Sorts suspects: those that explain come first. Of the others, one suspect of each fault is kept.
 void settle(std::vector<RankSuspicion>& list) {
   std::stable_sort(list.begin(), list.end(),
                    [](const RankSuspicion& a, const RankSuspicion& b) { return a.explains > b.explains; });
@@ -170,7 +170,7 @@ Predicted predict_cell(const RankScene& scene, const faults_detail::RankModel& m
   for (const Numbers& part : scene.parts) lse.push_back(part.lse[from]);
   Predicted p = merged_cell(scene.parts, model.shares(lse), from, type);
   if (of_merge) return p;
-  // Other keys: the tolerance of the right merge, which counts as many keys, twice.
+  // A rank attends to other keys: take twice the tolerance of the right merge, which has as many keys.
   const faults_detail::RowResult result = merged_row(model, {scene.tokens[row], head});
   p.out = result.out;
   for (std::size_t d = 0; d < p.out.size(); ++d)
@@ -231,7 +231,7 @@ bool same_bits(const Case& a, const Case& b) {
   return std::memcmp(x.data, y.data, static_cast<std::size_t>(x.num_elements() * itemsize(x.dtype))) == 0;
 }
 
-/// Ranks that have one result, by their first rank. Of own heads every rank has one of its own.
+/// Groups ranks with equal results, in order of their first rank. Under own_heads every rank has a result of its own.
 std::vector<RankResult> grouped_results(const RankCaptures& captures) {
   std::vector<RankResult> groups;
   for (std::size_t rank = 0; rank < captures.world(); ++rank) {

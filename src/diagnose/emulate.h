@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a right kernel with a numerics profile writes, by the second model: to see how its rounding shows on this very batch.
+// Output of a right kernel with a numerics profile, by the model of src/faults: shows the effect of its rounding on this batch.
 #pragma once
 
 #include "faults/model.h"

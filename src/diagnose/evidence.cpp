@@ -17,14 +17,14 @@ using faults_detail::Facts;
 using faults_detail::RowResult;
 
 constexpr std::size_t kScreened = 3, kRanked = 16, kVerified = 64;  // exhibits of each kind
-constexpr std::size_t kSamples = 4;
+constexpr std::size_t kSamples = 4;                                 // wrong exhibits for faults that search for parameters
 constexpr std::int64_t kKeysVerified = 100'000;  // visible keys of all exhibits of a kind: bounds the time of one verification
 // A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
 // the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
 constexpr double kExplainsLawfulRow = 0.6;
-constexpr double kNearlyAllDims = 0.9;
-constexpr double kNothing = 0.01;
-constexpr double kWithoutLse = 0.95;  // credit for an output that is explained beside an lse that is not
+constexpr double kNearlyAllDims = 0.9;  // share of wrong dims from which a row that breaks a law is unlawful
+constexpr double kNothing = 0.01;       // share of the error below which a hypothesis explains nothing
+constexpr double kWithoutLse = 0.95;    // credit for an output that is explained beside an lse that is not
 
 /// Rows of each request in random order, in turn.
 std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows, std::size_t count) {
@@ -67,12 +67,12 @@ double finite_distance(double a, double b) {
   return std::isfinite(d) ? d : 0;
 }
 
-/// A prediction as the output type stores it: infinite where it is too large. Its rounding is part of the tolerance.
+/// A prediction as the output type stores it: infinite if it is too large. The tolerance allows the rounding of the store.
 double stored(double value, const numerics::OutputType& type) {
   return std::fabs(value) >= type.overflow ? std::copysign(std::numeric_limits<double>::infinity(), value) : value;
 }
 
-/// In [0, 1]: 0 within tolerance, 1 at the cap or if only one of the two is NaN or infinite.
+/// Error in [0, 1]: 0 within tolerance, 1 at the cap or if only one of the two values is NaN or infinite.
 double capped_error(double observed, double predicted, double tolerance, double cap) {
   if (observed == predicted || (std::isnan(observed) && std::isnan(predicted))) return 0;
   const double error = std::fabs(observed - predicted);
@@ -324,7 +324,8 @@ double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, co
 }
 
 Fit Evidence::fit(const faults_detail::Model& model, Stage stage) const {
-  constexpr double kWorthDims = 0.02;  // what a scope in dims has to explain more: it is one more assumption
+  constexpr double kWorthDims =
+      0.02;  // more share of the error that a scope in dims must explain, because it is one more assumption
   const Fit all = fit_dims(model, stage, /*some_dims=*/false);
   if (dims_.empty() || all.whole == all.wrong) return all;
   const Fit some = fit_dims(model, stage, /*some_dims=*/true);

@@ -14,33 +14,33 @@
 
 namespace quire::diagnose_detail {
 
-/// One (row, head) with what was observed and how wrong that is.
+/// A (row, head) with its observed values and their error.
 struct Exhibit {
   faults_detail::RowHead at;
   std::int64_t reference_row = 0;
   std::int64_t num_keys = 0;
   bool wrong = false;
-  bool zeros = false;     ///< holds 0 in every dim: what no visible key gives, and what a cleared buffer holds
+  bool zeros = false;     ///< holds 0 in every dim, like a row without a visible key or a cleared buffer
   bool unlawful = false;  ///< breaks a law, in nearly all dims: it cannot be an attention output of this cache
-  enum class Before { unknown, same, other } before = Before::unknown;  ///< its bytes, against those before the call
+  enum class Before { unknown, same, other } before = Before::unknown;  ///< comparison of its bytes with those before the call
   std::vector<double> observed;
   double observed_lse = 0;
   double error = 0;  ///< distance(truth), > 0 if wrong
 };
 
-/// How well a prediction fits.
+/// Measures of how well a prediction fits.
 struct Fit {
   double explained = 0;      ///< mean over wrong exhibits of 1 - error left / error
-  double damage = 0;         ///< mean over all right exhibits of what it breaks
-  double damage_inside = 0;  ///< mean over those inside the scope
+  double damage = 0;         ///< mean over all right exhibits of the error that the prediction would bring
+  double damage_inside = 0;  ///< damage over the right exhibits inside the scope
   double largest_move = 0;   ///< max |prediction - reference| over wrong exhibits; infinite if it predicts NaN or infinity
   double largest_left = 0;   ///< max |observed - prediction| over wrong exhibits
   std::int64_t wrong = 0;    ///< wrong exhibits looked at
-  std::int64_t whole = 0;    ///< those whose every dim (and lse) is within the tolerance of the prediction
+  std::int64_t whole = 0;    ///< wrong exhibits whose every dim (and lse) is within the tolerance of the prediction
   std::int64_t broken = 0, broken_inside = 0;  ///< right exhibits that it would make wrong
   std::int64_t right_inside = 0;               ///< right exhibits inside the scope
   double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
-  /// Those among `whole` with finite wrong numbers, or whose bytes prove that they were not written. Rows of zeros prove nothing.
+  /// Exhibits among `whole` with finite wrong numbers, or whose bytes prove that they were not written. Zeros prove nothing.
   std::int64_t finite = 0;
   std::int64_t zeros = 0;  ///< wrong exhibits that hold 0 in every dim
   bool some_dims = false;  ///< is explained better if it holds for the dims of the scope only
@@ -48,13 +48,13 @@ struct Fit {
   bool unproven = false;   ///< it says "never written" of a row that may hold anything
 };
 
-/// How many exhibits are looked at.
+/// Rounds of the contest, each with more exhibits than the one before.
 enum class Stage : int { screening, ranking, verification };
 
 class Evidence {
  public:
-  /// `scope` may be nullptr: every wrong cell is an exhibit. It must outlive the evidence. Cells that another, smaller pattern
-  /// selects, too, may be wrong for its reason: they are no exhibits.
+  /// `scope` must outlive the evidence; with a null scope every wrong cell is an exhibit. Cells that another, smaller pattern
+  /// also selects are no exhibits, because the cause of that pattern may explain them.
   Evidence(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
            const std::vector<Pattern>& patterns = {});
 
@@ -99,7 +99,7 @@ class Evidence {
   const Pattern* scope_;
   std::vector<const Compared*> wrong_cells_;
   std::vector<Exhibit> wrong_, inside_, outside_;
-  std::vector<bool> dims_;               ///< of the scope; empty: all of them
+  std::vector<bool> dims_;               ///< dims of the scope; empty: all dims
   bool before_is_known_ = false;         ///< the capture's output is what the buffer held before the call
   double output_cap_ = 1, lse_cap_ = 1;  ///< errors count up to these: the largest finite ones seen
   double typical_ = 1;                   ///< mean error of a wrong exhibit

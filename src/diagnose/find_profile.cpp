@@ -20,28 +20,28 @@ using faults_detail::Facts;
 
 constexpr double kMostWork = 8e6;        // elements of K that one emulation may read
 constexpr std::size_t kMostCells = 64;   // (row, head) that are emulated
-constexpr std::int64_t kShows = 3;       // dims over the plain tolerance: a cell in which the rounding cannot be overlooked
-constexpr double kShareThatShows = 0.8;  // of the cells in which the emulated rounding shows, so many must show the observed one
+constexpr std::int64_t kShows = 3;       // dims over the plain tolerance, from which the rounding shows in a cell
+constexpr double kShareThatShows = 0.8;  // least share of the cells with emulated rounding that also show observed rounding
 constexpr double kSlack = 2;             // standard errors of that share: a few cells may fall short by chance
 constexpr std::size_t kEnough = 6;       // such cells, if a fault is left beside them
-constexpr double kOutlier = 8;           // observed / emulated error of one cell in which the emulated one shows
-// Errors of a fault have not the size of the emulated rounding in cell after cell: where they have, a fault beside them does not
-// refute the profile.
+constexpr double kOutlier = 8;           // observed / emulated error of one cell in which the emulated error shows
+// Errors of a fault do not have the size of the emulated rounding in cell after cell. If at least kAlikeCells cells have errors
+// of that size, a fault in other cells does not refute the profile.
 constexpr std::size_t kAlikeCells = 24;
 constexpr double kAlikeShare = 0.8, kAlikeLeast = 0.8, kAlikeMost = 1.25;
-// The median over cells of observed error / emulated error, each a root mean square over dims, and the tenth part of the cells
-// that is least: a kernel rounds relative to other maxima, or after normalisation, but everywhere. With few cells chance has more
-// room.
+// Bounds of observed error / emulated error (each a root mean square over dims): of the median over cells, and of the least tenth
+// of the cells. A real kernel may round relative to other maxima, or after normalisation, but rounds everywhere. Bounds are wider
+// for few cells.
 constexpr std::size_t kManyCells = 8;
 constexpr double kLeastSize[] = {0.65, 0.3};
 constexpr double kMostSize[] = {1.7, 3};
 constexpr double kLeastTenth = 0.2;
-constexpr double kAllRight = 0.05;     // a profile under which all is right may look that much less alike
-constexpr double kClearlyLess = 0.15;  // and a wider one must look that much more alike than it
-// So many of the cells that are wrong in f32 must become right: this share of them, or this number.
+constexpr double kAllRight = 0.05;     // a profile under which all cells are right may be that much less alike
+constexpr double kClearlyLess = 0.15;  // a wider profile must be that much more alike than one that makes all right
+// Cells that are wrong in f32 and must become right under a profile: this share of them, or this number.
 constexpr double kLeastCured = 0.1;
 constexpr std::int64_t kLeastCuredCells = 12;
-/// Tightest first.
+/// Profiles to try, tightest first.
 std::vector<NumericsProfile> candidates(const Facts& f) {
   const DType type = f.batch.query.dtype;
   if (is_fp8(type) || is_fp8(f.batch.output.dtype)) return {};  // 8 bits hide what a profile would explain
@@ -58,12 +58,12 @@ std::vector<NumericsProfile> candidates(const Facts& f) {
   return list;
 }
 
-/// One (row, head) that is right under a candidate.
+/// A (row, head) that is right under a candidate.
 struct Cell {
-  const Compared* paid = nullptr;   ///< under the candidate
-  const Compared* plain = nullptr;  ///< in f32
+  const Compared* paid = nullptr;   ///< comparison under the candidate
+  const Compared* plain = nullptr;  ///< comparison in f32
   double size = -1;                 ///< observed error / emulated error
-  Projection on_output, on_scores;  ///< of the observed error: what a wrong factor of the output, or of the scores, would do
+  Projection on_output, on_scores;  ///< observed error along the effect of a wrong factor of the output, or of the scores
   bool shows = false;               ///< the emulated kernel is plainly off here
 };
 
@@ -158,7 +158,7 @@ class Trial {
     cell.shows = off >= std::min(kShows, f_.v_head_dim);
   }
 
-  /// How the output changes with a factor on the scores, per unit of the factor.
+  /// Change of the output by a factor on the scores, per unit of the factor.
   std::vector<double> steeper_scores(const faults_detail::RowHead& at, std::int64_t reference_row) const {
     constexpr double kStep = 1e-3;
     faults_detail::Model model(f_);
@@ -224,7 +224,8 @@ class Trial {
   std::int64_t wrong_before_ = 0, wrong_ = 0, cured_ = 0;
 };
 
-/// No profile widens a tolerance a thousandfold. Where hardly a wrong cell is nearer than that, none is worth its reference.
+/// Whether rounding could explain the wrong cells. No profile widens a tolerance a thousandfold; if nearly all wrong cells are
+/// further off, no profile is worth the time of its reference.
 bool could_be_rounding(const Localisation& plain) {
   constexpr double kMostWidening = 1000;
   std::int64_t wrong = 0, near = 0;
@@ -241,7 +242,7 @@ Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Ob
                                                     const std::vector<std::int64_t>& tokens) {
   if (!could_be_rounding(plain)) return std::optional<NumericsProfile>();
   std::optional<NumericsProfile> best;
-  double least = 0;  // what a later, wider one has to fall below
+  double least = 0;  // bound that a later, wider profile must fall below
   for (const NumericsProfile& profile : candidates(facts)) {
     const Result<Localisation> paid = compare_tokens(facts, observed, tokens, profile);
     if (!paid.ok()) return paid.status();

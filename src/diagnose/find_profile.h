@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rounding, that a right kernel may do, looks like the error that was observed.
+// Search for the permitted rounding of a right kernel (a numerics profile) that looks like the observed error.
 #pragma once
 
 #include <optional>

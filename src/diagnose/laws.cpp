@@ -18,7 +18,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 // Rounding can lift an average of n values over the largest by about 8 sqrt(n) 2^-24 of it (numerics.md); n <= 2^20 here.
 constexpr double kSumSlack = 0x1p-11;
 
-/// Without the sign that some NaN print.
+/// Prints a number, without the sign that some NaN have.
 std::string law_number(double value) { return std::isnan(value) ? "NaN" : formatted("{:.6g}", value); }
 
 /// Smallest and largest V of one request and KV head, per dim. `known` is false if some V is not finite.

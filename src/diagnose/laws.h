@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws that every attention output obeys, whatever the scores were. They need no oracle and cost one pass over V and the output,
-// so they cover every row of a batch that is too large to compute again.
+// Laws that every attention output obeys, whatever the scores were. Laws need no oracle and cost one pass over V and the output,
+// so that they cover every row of a batch that is too large to compute again.
 #pragma once
 
 #include <cstdint>

@@ -25,9 +25,9 @@ constexpr double kSecondsPerDecode = 2e-9;     // one element of K or V
 constexpr double kSecondsPerMultiply = 2e-10;  // one product of scores or values
 constexpr std::int64_t kRowsPerDecode = 256;   // rows of the full reference that share one decoded copy
 
-constexpr std::size_t kProfileRows = 16;  // of each kind, to find a profile on
+constexpr std::size_t kProfileRows = 16;  // rows of each kind (worst ones, even choice) on which a profile is searched
 
-constexpr double kThreads = 2;  // whatever the machine has: the same case gives the same report everywhere
+constexpr double kThreads = 2;  // fixed, so that a case gives the same report on every machine
 
 std::int64_t visible(const Facts& f, std::int64_t r, std::int64_t row) { return f.num_visible(r, f.first_position(r) + row); }
 
@@ -36,7 +36,7 @@ std::int64_t visible_to(const Facts& f, std::int64_t token) {
   return visible(f, r, token - f.query_start_loc[Facts::at(r)]);
 }
 
-/// Of comparing `rows` neighbouring rows that see `keys` keys each.
+/// Seconds for comparing `rows` neighbouring rows that see `keys` keys each.
 double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_t rows_per_decode) {
   const double elements = static_cast<double>(keys) * static_cast<double>(f.head_dim + f.v_head_dim) / 2;
   const double copies = std::ceil(static_cast<double>(rows) / static_cast<double>(rows_per_decode));
@@ -127,7 +127,7 @@ Compared compare_row(const Facts& f, const Observed& observed, Localisation& whe
 
 /// Rows that tell rounding from a fault: some of the worst ones, and an even choice of all, as many as may be computed again.
 std::vector<std::int64_t> profile_sample(const Facts& f, const Localisation& where, double budget) {
-  std::map<std::int64_t, double> worst;  // by token
+  std::map<std::int64_t, double> worst;  // token -> largest ratio
   for (const Compared& row : where.rows) worst[row.token] = std::max(worst[row.token], row.worst_ratio);
   std::vector<std::int64_t> by_ratio = where.tokens;
   std::stable_sort(by_ratio.begin(), by_ratio.end(), [&](std::int64_t a, std::int64_t b) { return worst[a] > worst[b]; });

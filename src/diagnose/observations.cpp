@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain observations: what anybody would measure first, without a hypothesis.
+// Plain observations: measurements that a person would make first, without a hypothesis.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,9 +19,9 @@ constexpr std::size_t kCells = 512;       // wrong cells that are looked at, spr
 constexpr double kClear = 16;             // an expected value this many tolerances large has a ratio
 constexpr std::size_t kFewestRatios = 4;  // per cell
 constexpr std::size_t kListedHeads = 4;
-constexpr double kZero = 1e-6;  // of the expected value
+constexpr double kZero = 1e-6;  // share of the expected value below which a value counts as 0
 
-/// One finite element with a clear expected value.
+/// A finite element with a clear expected value.
 struct Element {
   double observed, expected, tolerance;
 };

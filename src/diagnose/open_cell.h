@@ -39,10 +39,10 @@ struct OpenCell {
   const double* value(std::int64_t position) const { return values.data() + static_cast<std::size_t>(position) * dims(); }
   /// Sum over dims of ((observed - out) / tolerance)^2.
   double distance(std::span<const double> out) const;
-  /// The same of the reference: what there is to explain.
+  /// Distance of the reference: the error that is to be explained.
   double error() const { return distance(expected); }
-  /// Is a prediction at this distance worth testing? It leaves next to nothing of the error, or no more than rounding does: 0.3
-  /// is the square of about half a tolerance in each dim.
+  /// Whether a prediction at this distance is worth testing: it leaves next to nothing of the error, or no more than rounding
+  /// leaves. The limit 0.3 is the square of about half a tolerance in each dim.
   bool explained_by(double distance) const;
 };
 

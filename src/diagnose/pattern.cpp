@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From rules over rows and heads to patterns: merged bounds, dims, counts.
+// Turns rules over rows and heads into patterns: merged bounds, dims, counts.
 #include "diagnose/pattern.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 using faults_detail::Facts;
 
 constexpr std::size_t kDimCells = 1024;  // wrong cells whose dims are looked at, spread over all
-constexpr double kWorthADim = 0.5;       // what a rule over dims has to save: dims are noisier than cells
+constexpr double kWorthADim = 0.5;       // share of bits that a rule over dims must save, because dims are noisier than cells
 
 /// "from" and "to" of one attribute become "between".
 std::vector<Condition> merged(const std::vector<Condition>& conditions) {
@@ -42,7 +42,7 @@ bool in(const Rule& rule, std::size_t cell, std::size_t heads) {
   return rule.rows[cell / heads] != 0 && rule.heads[cell % heads] != 0;
 }
 
-/// Which dims are wrong in the wrong cells; nothing if all are, as far as one can see.
+/// Conditions on the dims that are wrong in the wrong cells; none if all dims seem wrong.
 std::vector<Condition> dims_of(const Localisation& where, const std::vector<std::size_t>& wrong_cells) {
   std::vector<std::size_t> cells;
   for (const std::size_t i : wrong_cells)

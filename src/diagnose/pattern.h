@@ -21,10 +21,10 @@ using Test = CellTest;
 using Condition = CellCondition;
 using Pattern = CellPattern;
 
-inline constexpr std::size_t kRowAttributes = 11;  ///< those before `page`: a number per row
+inline constexpr std::size_t kRowAttributes = 11;  ///< attributes before `page`, each a number per row
 inline constexpr std::size_t kAttributes = 16;
 
-/// What conditions ask of one cell; `dim` is not part of it.
+/// Values of a cell that conditions compare; `dim` is not among them.
 struct CellAttributes {
   std::array<std::int64_t, kAttributes> value{};
   std::vector<std::int64_t> pages;  ///< physical pages that the visible keys lie in, in logical order
@@ -36,11 +36,11 @@ CellAttributes attributes_of(const faults_detail::Facts& facts, std::int64_t tok
 
 bool selects(const Pattern& pattern, const CellAttributes& cell);
 
-/// One per separate set of wrong cells, largest first, at most four; one without a rule if there is none; nothing if nothing is
-/// wrong.
+/// Returns a pattern per separate set of wrong cells, largest first, at most four; one without a rule if no rule holds; empty if
+/// no cell is wrong.
 std::vector<Pattern> find_patterns(const faults_detail::Facts& facts, const Localisation& where);
 
-/// A pattern of given conditions, with what it selects of the compared cells.
+/// A pattern of given conditions, with counts of the compared cells that it selects.
 Pattern counted_pattern(const faults_detail::Facts& facts, const Localisation& where, std::vector<Condition> conditions);
 
 /// Whether the rule selects a cell of the batch, compared or not.
@@ -49,8 +49,8 @@ bool contains(const faults_detail::Facts& facts, const Pattern& pattern, std::in
 /// "the decode rows, heads 16-31, dims 0-31": conditions in words.
 std::string words(const faults_detail::Facts& facts, const std::vector<Condition>& conditions);
 
-/// At most five facts that need no hypothesis: keys, pages and rows of wrong and right cells, the ratio to what is expected, size
-/// and sign of the error, lse.
+/// Returns at most five facts that need no hypothesis: keys, pages and rows of wrong and right cells, the ratio to the expected
+/// values, size and sign of the error, lse.
 std::vector<std::string> observations(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where);
 
 }  // namespace quire::diagnose_detail

@@ -24,7 +24,7 @@ struct Tally {
 
 using Mask = std::vector<std::uint8_t>;
 
-/// One attribute of every compared row, or its remainder: values[rank[row]], values ascending.
+/// Values of one attribute, or of its remainder, for every compared row: values[rank[row]], values ascending.
 struct Column {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
@@ -38,7 +38,7 @@ struct Column {
 
 /// Physical pages by the request and the column of its table; rows read a range of columns.
 struct PageColumns {
-  std::vector<std::size_t> request, first, end;  ///< of every compared row
+  std::vector<std::size_t> request, first, end;  ///< request and column range [first, end) of every compared row
   std::vector<std::vector<std::uint32_t>> page;  ///< [request][column]: index in ids
   std::vector<std::int64_t> ids;                 ///< ascending
 };
@@ -58,14 +58,14 @@ struct Columns {
   Mask heads_where(const Condition& condition) const;
 };
 
-/// Evidence of every cell. Cells that a pattern explains are taken out before the next one is looked for.
+/// Evidence of every cell. Cells that a pattern explains are removed before the search for the next pattern.
 class Cells {
  public:
   Cells(const Localisation& where, std::size_t heads);
 
   std::size_t rows() const { return rows_; }
   std::size_t heads() const { return heads_; }
-  /// Of the cells in both masks: per row, per head, in all.
+  /// Sums over the cells in both masks: per row, per head, in all.
   std::vector<Tally> by_row(const Mask& in_rows, const Mask& in_heads) const;
   std::vector<Tally> by_head(const Mask& in_rows, const Mask& in_heads) const;
   Tally total(const Mask& in_rows, const Mask& in_heads) const;
@@ -76,7 +76,7 @@ class Cells {
 
  private:
   std::size_t rows_, heads_;
-  Mask wrong_, right_;  ///< in quarters of a clear cell; bytes, because the sums over them are most of the work
+  Mask wrong_, right_;  ///< evidence in quarters of a clear cell; bytes, because sums over them dominate the time
 };
 
 }  // namespace quire::diagnose_detail

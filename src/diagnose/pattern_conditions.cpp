@@ -67,7 +67,7 @@ void offer_thresholds(Attribute attribute, const std::vector<std::int64_t>& valu
   }
 }
 
-/// One remainder, the first or last few, or all but 0: what a tile or a page makes of a number.
+/// Offers one remainder, the first or last few, or all but 0: the rules that tiles and pages give to a number.
 void offer_remainders(Attribute attribute, std::int64_t modulus, const std::vector<Tally>& sums, std::int64_t page_size,
                       Candidates& candidates) {
   const auto offer = [&](const Tally& inside, std::int64_t first, std::int64_t last) {

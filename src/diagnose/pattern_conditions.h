@@ -11,7 +11,7 @@ namespace quire::diagnose_detail {
 
 struct Candidate {
   Condition condition;
-  double bits = 0;  ///< of this condition
+  double bits = 0;  ///< price of this condition
   double cost = 0;  ///< bits and the surprise that is left
   Tally inside;
 };
@@ -47,8 +47,8 @@ void offer_axis(Attribute attribute, const std::vector<Tally>& of_index, Candida
 /// The bound by its name where no value of the batch lies between it and `below`: "more than one row", "any context".
 std::int64_t named_bound(Attribute attribute, std::int64_t below, std::int64_t bound);
 
-inline constexpr std::size_t kRequests = 8, kPages = 4, kHeads = 4;  ///< listed by number at most
-inline constexpr std::int64_t kRemainders = 16;                      ///< the same, but for the page size
+inline constexpr std::size_t kRequests = 8, kPages = 4, kHeads = 4;  ///< most values listed by number
+inline constexpr std::int64_t kRemainders = 16;                      ///< most remainders listed, except of the page size
 
 /// log2, at least 1.
 double log_count(std::size_t count);

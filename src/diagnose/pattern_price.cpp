@@ -11,16 +11,17 @@ namespace {
 // All prices are in bits, like the exceptions of pattern_price.h, and were found by trial on the development captures
 // (tests/diagnose/foreign). A price that is too high makes a rule lose to a longer or less exact rule in other words; one that is
 // too low makes a rule win whose words nobody would choose.
-constexpr double kCondition = 2;  // of each condition, whatever it says
-constexpr double kPage = 3;       // less for remainders of the page size, which code has a reason to ask for
+constexpr double kCondition = 2;  // base price of every condition
+constexpr double kPage = 3;       // discount for remainders of the page size, on which code often depends
 
-// In the order of Attribute: `request` is what people say first, so it costs least; `token` (output row) is what they say last.
+// Prices in the order of Attribute: `request`, the word that people choose first, costs least; `token` (output row) costs most.
 double price_of(Attribute attribute) {
   constexpr std::array<double, kAttributes> kPrices = {1, 6, 4, 5, 3, 3.5, 4, 2.5, 3, 4, 4, 4, 3, 2, 4, 3};
   return kPrices[static_cast<std::size_t>(attribute)];
 }
 
-/// Of what has a name of its own: decode rows, prefill rows, first and last rows, no context, more than one key; -1: none.
+/// Price of a condition with a name of its own (decode rows, prefill rows, first and last rows, no context, more than one key);
+/// -1 for all others.
 double price_of_name(Attribute attribute, Test test, std::int64_t value) {
   const bool one = test == Test::is || test == Test::to;
   switch (attribute) {

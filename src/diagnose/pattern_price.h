@@ -6,29 +6,29 @@
 
 namespace quire::diagnose_detail {
 
-/// Of one condition; `log_choices` is log2 of how many values there are to choose from.
+/// Price of one condition; `log_choices` is log2 of the number of values to choose from.
 double price(Attribute attribute, Test test, std::int64_t value, double log_choices);
-/// Of the remainders first .. last by `modulus`.
+/// Price of the remainders first .. last by `modulus`.
 double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
                            std::int64_t page_size);
 
-/// The bits that say which are which among wrong + right cells.
+/// Number of bits that tell the wrong cells from the right ones among wrong + right cells.
 double surprise(const Tally& tally);
 
 /// A fault may hardly show in a cell of its scope, but never shows outside: wrong cells outside of a rule weigh this much more.
 inline constexpr double kOutside = 3;
 
-/// How surprising exceptions are.
+/// Surprise of the exceptions to a rule, in bits.
 class Score {
  public:
-  /// `scale`: what a cell counts, below 1 if cells err together. `local`: cells outside the rule are left to other rules, and
-  /// exceptions inside weigh more. `outside`: what wrong cells outside weigh, if not local.
+  /// `scale`: weight of a cell, below 1 if cells err together. `local`: cells outside the rule are left to other rules, and
+  /// exceptions inside weigh more. `outside`: weight of wrong cells outside, if not local.
   Score(Tally total, double scale, bool local, double outside);
-  /// The bits that say which cells are wrong, given how many are inside and outside of the rule.
+  /// Number of bits that tell which cells are wrong, given the counts inside and outside of the rule.
   double data(const Tally& inside) const;
   /// The part of data() that a further condition can save.
   double savable(const Tally& inside) const { return local_ ? scale_ * kLocalWeight * surprise(inside) : data(inside); }
-  /// Wrong cells are more frequent inside than in all.
+  /// Whether wrong cells are more frequent inside than in all.
   bool enriched(const Tally& inside) const { return inside.wrong * total_.right > inside.right * total_.wrong; }
   const Tally& total() const { return total_; }
 

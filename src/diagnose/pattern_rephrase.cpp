@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same rows in plainer words: of all conditions that hold for every row of a rule, the cheapest one or two that hold for no
-// other.
+// Rephrases a rule in plainer words: among all conditions that hold for every row of the rule, finds the cheapest one or two that
+// hold for no other row.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -13,14 +13,15 @@ namespace {
 
 using faults_detail::Facts;
 
-constexpr std::size_t kCommonPages = 8;  // that all rows of the rule read, of those that the fewest rows read
+constexpr std::size_t kCommonPages =
+    8;  // most pages tried, each read by all rows of the rule; pages with the fewest readers first
 
 struct Phrase {
   Condition condition;
   double bits = 0;
 };
 
-/// Which values of a column the rows of the mask have.
+/// Flags of the values of a column that rows of the mask have.
 std::vector<std::uint8_t> values_in(const Column& column, const Mask& rows) {
   std::vector<std::uint8_t> in(column.values.size(), 0);
   for (std::size_t t = 0; t < rows.size(); ++t)

@@ -13,16 +13,16 @@
 namespace quire::diagnose_detail {
 namespace {
 
-constexpr std::size_t kBeam = 4, kChildren = 6, kRules = 4;
-constexpr std::size_t kFew = 4;             // rows
-constexpr std::size_t kMostConditions = 5;  // two bounds of one attribute count as one afterwards
-// What one more condition has to save beyond its price: bits, and a share of what is left to save.
+constexpr std::size_t kBeam = 4, kChildren = 6, kRules = 4;  // beam search: rules kept, children of each; rules of a cover
+constexpr std::size_t kFew = 4;                              // rows
+constexpr std::size_t kMostConditions = 5;                   // two bounds of one attribute count as one afterwards
+// Least saving of one more condition beyond its price: bits, and a share of the bits that can still be saved.
 constexpr double kWorthBits = 4, kWorthShare = 0.03;
-// What several rules have to save of what one rule leaves.
+// Largest cost of several rules, as a share of the cost of one rule.
 constexpr double kWorthMoreRules = 0.85;
-constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;
+constexpr double kSoundPrecision = 0.75, kSoundRecall = 0.97;  // least precision and recall of a sound cover of several rules
 constexpr double kForExact = 6;       // bits that a rule without any exception may cost more than listing the exceptions
-constexpr double kMostlyWrong = 0.5;  // of all cells: "every row, every head" is a rule then
+constexpr double kMostlyWrong = 0.5;  // share of wrong cells from which "every row, every head" is a rule
 
 bool is_bound(const Condition& c) { return c.test == Test::from || c.test == Test::to; }
 
@@ -127,7 +127,7 @@ double scale_of(const Cells& cells) {
   return rows <= 1 ? 1 : std::min(1.0, static_cast<double>(rows) / cells.total().wrong);
 }
 
-/// Of a few wrong rows any rule is worth its words: there is no set that could be scattered.
+/// Scale of all cells, larger for a few wrong rows: any rule is worth its price then, because few rows cannot be scattered.
 double scale_of_all(const Cells& cells) {
   const std::size_t rows = cells.wrong_rows();
   return rows < kFew ? static_cast<double>(kFew) / static_cast<double>(std::max<std::size_t>(1, rows)) : scale_of(cells);
@@ -140,10 +140,10 @@ struct Cover {
   bool sound = true;  ///< few exceptions, hardly a wrong cell left: only then several rules are several sets
 };
 
-/// One rule after the other, at most `most`, each for the cells that the ones before it leave.
+/// Finds one rule after the other, at most `most`, each for the cells that earlier rules leave.
 Cover cover(const Columns& columns, Cells cells, bool local, std::size_t most) {
   Cover cover;
-  // Of one rule the scope should hold every wrong cell; of several, each leaves the others' cells outside.
+  // A single rule should contain every wrong cell; each of several rules leaves the cells of the other rules outside.
   const double outside = most == 1 ? kOutside : 1;
   const double scale = scale_of(cells), all_wrong = cells.total().wrong;
   while (cover.rules.size() < most) {

@@ -13,8 +13,8 @@ struct Rule {
   std::vector<Condition> row_conditions, head_conditions;
   Mask rows, heads;
   Tally inside;
-  double bits = 0;      ///< of the conditions
-  double row_bits = 0;  ///< of those on the row
+  double bits = 0;      ///< price of all conditions
+  double row_bits = 0;  ///< price of the conditions on the row
   double data = 0;      ///< surprise that is left
   double cost() const { return bits + data; }
 };

@@ -42,7 +42,7 @@ std::string numbered(const std::string& noun, const Condition& c) {
   return formatted("{}s with {}", noun, comparison(name(c.attribute), c));
 }
 
-/// What kind of row it is: "decode rows"; `of_each` follows if no request is named. Empty if the condition names no kind.
+/// Name of a kind of row: "decode rows"; `of_each` follows if no request is named. Empty if the condition names no kind.
 struct Kind {
   std::string text, of_each;
 };

@@ -6,7 +6,7 @@
 
 namespace quire::diagnose_detail {
 
-/// How many compared rows and heads a rule selects.
+/// Numbers of compared rows and heads that a rule selects.
 struct Selection {
   std::int64_t rows = 0, heads = 0;
 };

@@ -18,43 +18,43 @@ using faults_detail::Model;
 using faults_detail::Suspect;
 using faults_detail::Suspects;
 
-constexpr std::size_t kFinalists = 48;  // candidates in the second round: those that explain something, and a few more
-constexpr std::size_t kMinFinalists = 6;
+constexpr std::size_t kFinalists = 48;       // candidates in the second round: those that explain something, and a few more
+constexpr std::size_t kMinFinalists = 6;     // finalists even if they explain nothing
 constexpr std::size_t kVerifiedAtOnce = 12;  // candidates that are verified at a time
 // Share of the error. A candidate this close to the best one is verified on all exhibits, too. Found by trial on the development
 // captures: less may leave the cause unverified behind one that few exhibits flatter, more takes time.
 constexpr double kNearBest = 0.05;
-constexpr double kExplainsSomething = 0.05;
+constexpr double kExplainsSomething = 0.05;      // share of the error that makes a candidate a finalist
 constexpr std::size_t kFirst = 4, kSecond = 24;  // candidates of a combination
 constexpr double kWorthCombining = 0.02;         // each of the two explains at least this
 // Share of the error that the second cause of a combination adds at least. Found by trial on the development captures: less lets
 // a second cause fit rounding, more hides a real second fault in few cells.
 constexpr double kCombinationMustAdd = 0.1;
 constexpr double kSame = 0.005;  // shares closer than this are the same
-// "Never written" of rows that no bytes and no single value prove explains anything at all, and so next to nothing; unless the
-// batch itself holds evidence for the mistake.
+// Share of an unproven "never written". Without proof by bytes or by a single value, "never written" fits any error and so
+// explains almost nothing, unless the batch itself holds evidence for the mistake.
 constexpr double kUnproven = 0.5;
-// Errors of the wrong cells against what is left, as a ratio of squares: 10 times as large. Below, errors are so small that wrong
-// predictions of the right size fit, too.
+// Least ratio of squared errors of the wrong cells to squared residuals (errors 10 times as large). Below, errors are so small
+// that wrong predictions of the right size fit, too.
 constexpr double kClearBest = 100;
-constexpr double kExplainsAll = 0.99;      // of the error, element by element; what is left is rounding
-constexpr double kScopePrecision = 0.95;   // of a scope that is a rule: nearly all that it selects is wrong
+constexpr double kExplainsAll = 0.99;      // share of the error, element by element; the rest is rounding
+constexpr double kScopePrecision = 0.95;   // share of wrong cells among those that a scope selects, if the scope is a rule
 constexpr std::size_t kRowsForFitted = 3;  // wrong rows; one row fits the words of several mechanisms
 constexpr std::int64_t kRightSeen = 16;    // right cells inside a wider scope that a hypothesis must have left alone
 
 struct RankedCandidate {
-  std::vector<const Proposal*> parts;  ///< one, or two of a combination in the order of planting
+  std::vector<const Proposal*> parts;  ///< one proposal, or the two of a combination in the order of planting
   Fit fit;
   double share = 0;
   bool scoped = false;
-  bool verified = false;  ///< `fit` is of all exhibits
+  bool verified = false;  ///< `fit` covers all exhibits
 
   Model model(const Facts& facts) const {
     Model m(facts);
     for (const Proposal* part : parts) part->plant(m);
     return m;
   }
-  /// Among equals: a mistake with evidence in the batch, a known mistake, then fitted ones by the number of their parameters.
+  /// Order among equals: a mistake with evidence in the batch, a known mistake, then fitted ones by number of parameters.
   int order() const {
     int worst = 0;
     for (const Proposal* p : parts) {
@@ -63,14 +63,14 @@ struct RankedCandidate {
     }
     return worst;
   }
-  /// Has a number, or a choice from a list, that these rows alone suggested.
+  /// Whether the candidate has a number, or a choice from a list, that only these rows suggest.
   bool is_fitted() const {
     return std::any_of(parts.begin(), parts.end(), [](const Proposal* p) {
       if (p->fault == nullptr) return p->parameters > 0;
       return p->fault->rank != faults_detail::Rank::mechanism && !p->detail.empty();
     });
   }
-  /// Where nothing but NaN was observed, "never written" says no more than what was seen: it goes before what may have led there.
+  /// Place among equals. If only NaN was observed, "never written" claims no more than the observation: it precedes all causes.
   int place() const {
     const bool says_no_more = fit.unwritten && !fit.unproven && fit.finite + fit.zeros == 0 && parts.size() == 1;
     return says_no_more ? -1 : order();
@@ -86,7 +86,7 @@ class Contest {
     rows_ = rows.size();
   }
 
-  /// All rounds. Afterwards the finalists are first, best first.
+  /// Runs all rounds. Afterwards the finalists stand first, best first.
   void run(std::vector<RankedCandidate>& list) const {
     measure(list, Stage::screening);
     sort(list);
@@ -219,7 +219,7 @@ void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list
 
 /// Numbers far larger than every V in reach are no average of V rows, whatever the weights: an inversion of them finds nothing.
 bool is_an_average(const OpenCell& cell) {
-  constexpr double kFar = 8;
+  constexpr double kFar = 8;  // ratio of output to largest V; above, the output is no average of V
   const auto largest = [](const std::vector<double>& values) {
     double most = 0;
     for (const double v : values) most = std::isfinite(v) ? std::max(most, std::fabs(v)) : most;
@@ -231,8 +231,8 @@ bool is_an_average(const OpenCell& cell) {
 }  // namespace
 
 Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence) {
-  constexpr std::size_t kOpened = 6;
-  constexpr std::int64_t kMostKeys = 4096, kFewKeys = 3;
+  constexpr std::size_t kOpened = 6;                      // cells; more take time, fewer may share one property
+  constexpr std::int64_t kMostKeys = 4096, kFewKeys = 3;  // visible keys of a cell: bounds of time, and of evidence
   Scene scene{facts, observed, where, evidence.wrong_cells(), {}};
   std::set<std::int64_t> requests;
   for (const bool repeat : {false, true})  // cells of different requests first
@@ -272,7 +272,7 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
     if (!pairs.empty() && pairs.front().share > alone + kCombinationMustAdd)
       ranking.push_back(hypothesis(pairs.front(), contest.is_certain(pairs.front())));
   }
-  // Of a fault or a mechanism with several parameters the best is listed.
+  // List the best parameters only of each fault or mechanism.
   std::set<std::string> listed;
   for (const RankedCandidate& c : candidates)
     if (listed.insert(c.parts[0]->fault != nullptr ? c.parts[0]->fault->info.id : c.parts[0]->mechanism + c.parts[0]->text)

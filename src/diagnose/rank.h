@@ -12,30 +12,31 @@
 
 namespace quire::diagnose_detail {
 
-/// One hypothesis with the parameters that fit best, or the reason why it cannot have happened here.
+/// A hypothesis with the parameters that fit best, or the reason why it cannot show on this batch.
 struct Hypothesis {
   std::string mechanism;  ///< id of diagnose.md; two joined by " + " for a combination
   std::string fault;      ///< id of faults.md, or empty; two joined by " + "
   std::string text, detail, next;
   std::string why_not;  ///< not empty: it cannot show on this batch
   Fit fit;
-  double share = 0;      ///< explained, less what it breaks; in the better of the two scopes
+  double share = 0;      ///< explained share less damage, in the better of the two scopes
   bool scoped = false;   ///< holds inside the scope of the pattern only: elsewhere right cells refute it
   bool certain = false;  ///< see is_certain()
   bool combined = false;
 };
 
-/// Best first; the ones that cannot show last. Combinations of two are tried, greedily, only if no single hypothesis is certain.
+/// Returns hypotheses, best first; those that cannot show come last. Tries combinations of two, greedily, only if no single
+/// hypothesis is certain.
 std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope);
 
 /// Opens a few wrong cells of the evidence, for mechanisms.
 Scene make_scene(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where,
                  const Evidence& evidence);
 
-/// A scope is one more assumption: a hypothesis that needs none comes first among those that explain as much.
+/// Share that a scope must explain more, because a scope is one more assumption.
 inline constexpr double kScopePenalty = 0.01;
 
-/// From here on a hypothesis that is not certain is called likely.
+/// Share of the error from which a hypothesis that is not certain is called likely.
 inline constexpr double kLikely = 0.5;
 
 }  // namespace quire::diagnose_detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One capture per rank: what they say of each other, the whole batch that they hold together, and each rank's own batch.
+// Captures of all ranks: their disagreements, the whole batch that they hold together, and each rank's own batch.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct RankCaptures {
   std::size_t world() const { return cases.size(); }
 };
 
-/// One capture for every rank of one world, or what is wrong with them.
+/// Sorts the captures of one world by rank; fails unless there is one capture for every rank.
 Result<RankCaptures> sorted_captures(std::span<const Case> captures);
 
 /// Facts that must be equal on every rank and are not: "seq_lens[1]: 30 on rank 2, expected 31 as on rank 0".

@@ -16,8 +16,8 @@ using faults_detail::Facts;
 
 constexpr std::size_t kWrongRequests = 3;
 constexpr std::size_t kRightRequests = 1;
-constexpr double kSecondsForCheck = 0.1;
-constexpr std::int64_t kNoPage = 2147480000;  // in table entries that nobody may read
+constexpr double kSecondsForCheck = 0.1;      // DiagnoseOptions::seconds of the diagnosis that checks a reduced case
+constexpr std::int64_t kNoPage = 2147480000;  // page id in table entries that no kernel may read
 
 /// Slices of `t` along its first dimension, contiguous, in memory of `out`.
 Tensor gather(Case& out, const Tensor& t, const std::vector<std::int64_t>& slices) {
@@ -56,7 +56,7 @@ void put_index(const Tensor& t, std::int64_t i, std::int64_t value) {
   }
 }
 
-/// The same dtype, other values.
+/// Makes an index tensor of the given type and values.
 Tensor index_tensor(Case& out, DType dtype, const std::vector<std::int64_t>& values) {
   auto* data = out.allocate(values.size() * static_cast<std::size_t>(itemsize(dtype)));
   if (data == nullptr) throw std::bad_alloc();
@@ -111,8 +111,8 @@ class Cut {
   }
 
  private:
-  /// Table entries that hold cached tokens: none of a request without rows, whose length may be anything. Those left of the
-  /// window are among them, because faults read there.
+  /// Number of table entries that hold cached tokens; 0 for a request without rows, whose length may be anything. Entries left of
+  /// the window count, because faults read there.
   std::int64_t pages_of(std::int64_t r) const {
     const std::int64_t cached = f_.query_len(r) > 0 ? f_.cached_lens[Facts::at(r)] : 0;
     return std::min((cached + f_.page_size - 1) / f_.page_size, f_.max_pages_per_req);
@@ -159,7 +159,7 @@ class Cut {
   std::vector<std::int64_t> requests_, tokens_, pages_;
 };
 
-/// Some wrong requests and the shortest right one, in batch order.
+/// Returns a few wrong requests and the shortest right one, in batch order.
 std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::int64_t>& wrong_tokens) {
   std::set<std::int64_t> wrong;
   for (const std::int64_t token : wrong_tokens) wrong.insert(f.req_of(token));

@@ -35,7 +35,7 @@ class Table {
     if (!status.ok()) return break_with(std::move(status));
     copy(places_);
     mine.here = false;
-    return wait_for_all(lock);  // of those that copy
+    return wait_for_all(lock);  // until all ranks have copied
   }
 
   void fail(std::int32_t rank, std::string_view reason) {

@@ -33,7 +33,7 @@ class Segments {
   LocalLengths take() { return std::move(made_); }
 
  private:
-  /// The row belongs to the segment of the row before.
+  /// Whether the row belongs to the segment of the row before.
   bool continues(std::int64_t request, std::int64_t position) const {
     if (made_.request.empty() || made_.request.back() != request) return false;
     const bool held = shard_.holds(position);

@@ -42,7 +42,7 @@ Request request(std::int64_t query_len, std::int64_t context_len) {
 
 std::int64_t element_bytes(const Problem& p) { return p.q_dtype == DType::f32 ? 4 : 2; }
 
-/// The rank with the most keys: the first one, of a context that is interleaved by page.
+/// Predicts the rank with the most keys, which is rank 0 of a context that is interleaved by page.
 SharedSeconds decode_contexts(const Problem& whole, const Device& device, std::int32_t ranks, const RankLink& link) {
   const ContextShard shard{.rank = 0, .world = ranks, .interleave = std::max<std::int64_t>(whole.page_size, 1), .span = 0};
   SharedSeconds s;
@@ -58,7 +58,7 @@ SharedSeconds decode_contexts(const Problem& whole, const Device& device, std::i
   return s;
 }
 
-/// Every rank has chunks i and 2 * ranks - 1 - i: the work of the first rank is that of all.
+/// Predicts rank 0. Rank i has chunks i and 2 * ranks - 1 - i, so that all ranks have equal work.
 SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::int32_t ranks, const RankLink& link) {
   SharedSeconds s;
   Problem own = whole;
@@ -75,7 +75,7 @@ SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::i
   s.received_bytes = (ranks - 1) * tokens / ranks * whole.num_kv_heads * whole.head_dim * 2 * element_bytes(whole);
   const double chunks = std::min<double>(link.head_chunks, static_cast<double>(whole.num_kv_heads));
   const double bytes_seconds = static_cast<double>(s.received_bytes) / link.bytes_per_second;
-  // The first chunk of heads is waited for; others only as far as computing is shorter than their way.
+  // A rank waits for the whole first chunk of heads. Computing one chunk hides the transfer of the next, for as long as it runs.
   const double hidden = std::min(bytes_seconds * (chunks - 1) / chunks, s.compute * (chunks - 1) / chunks);
   s.exchange = link.exchange_seconds + bytes_seconds - hidden;
   return s;

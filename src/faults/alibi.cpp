@@ -17,7 +17,7 @@ bool any_slope(const Facts& f, Predicate&& holds) {
   return false;
 }
 
-/// Why no mistake about slopes can show; empty if one can.
+/// Returns why no mistake about slopes can show; empty if one can.
 std::string hidden(const Facts& f) {
   if (!f.options.alibi_slopes.present()) return "there are no ALiBi slopes";
   if (!any_slope(f, [&](std::int64_t h) { return slope_of(f, h) != 0; })) return "all ALiBi slopes are 0";

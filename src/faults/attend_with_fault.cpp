@@ -95,7 +95,7 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   return {};
 }
 
-/// No fault of the catalogue is about padding rows.
+/// Sets padding rows to 0 under Padding::zero; no fault of the catalogue concerns padding rows.
 void zero_padding(const Facts& f) {
   if (f.batch.padding != Padding::zero) return;
   const RowResult zero = {.out = std::vector<double>(static_cast<std::size_t>(f.v_head_dim)),
@@ -104,7 +104,7 @@ void zero_padding(const Facts& f) {
     for (std::int64_t h = 0; h < f.num_q_heads; ++h) store(f.batch, {t, h}, zero);
 }
 
-/// All rows, or only `tokens`.
+/// Writes all rows, or only `tokens`, as a kernel with the fault would.
 Status attend_planted(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
                       std::optional<std::span<const std::int64_t>> tokens) {
   const faults_detail::Fault* fault = faults_detail::find(id);
@@ -138,7 +138,7 @@ Status attend_planted(const Batch& batch, const KVCache& cache, const Options& o
   return {};
 }
 
-/// No exception leaves the library.
+/// Turns exceptions into a status: no exception leaves the library.
 Status guarded(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
                std::optional<std::span<const std::int64_t>> tokens) try {
   return attend_planted(batch, cache, options, id, tokens);

@@ -39,7 +39,7 @@ const std::vector<Fault>& catalogue() {
     add_causal(all, add_softmax);
     add_sinks(all);
     add_causal(all, add_split);
-    add_positions(all);  // of masks, which all of the above leave alone
+    add_positions(all);  // faults of masks, which no family above changes
     add_causal(all, add_head_dims);
     return all;
   }();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands in the slots: new tokens that were never appended, or read from the wrong one of the two places where they are.
+// Faults of slot contents: new tokens that were never appended, or read from the wrong one of their two places (cache, new rows).
 #include <algorithm>
 
 #include "faults/families.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The families of the catalogue, one file each, and what several of them need.
+// The families of the catalogue, one file each, and helpers that several families need.
 #pragma once
 
 #include <functional>
@@ -34,11 +34,11 @@ void add_head_dims(std::vector<Fault>& list);
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
-inline constexpr std::size_t kMaxCandidates = 64;
+inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault lists at most; bounds the time of diagnose()
 
 /// The row as a decode kernel computes it that takes it for request `req`.
 Row decode_row(const Facts& facts, Row row, std::int64_t req);
-/// A kernel whose query_start_loc is `seen`: later requests overwrite earlier ones, rows of nobody are never written.
+/// A kernel whose query_start_loc is `seen`: later requests overwrite earlier ones; rows of no request are never written.
 void believe_query_start_loc(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
 /// A kernel whose seq_lens are `seen`. cached_len follows if the batch has no cached_lens.
 void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
@@ -88,7 +88,7 @@ std::int64_t floor_power_of_two(std::int64_t n);
 std::int64_t ceil_power_of_two(std::int64_t n);
 inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-/// Where [offset, k.end) of the last page of a sequence starts and ends.
+/// Rounds n up to a multiple.
 inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
 /// Largest change of any output element that planting brings to a few rows, in units of the rounding of the output's type:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an entry of the catalogue is: a text for people and the ways in which it could have happened on a given batch.
+// An entry of the catalogue: a text for people, and the ways in which the fault could have happened on a given batch.
 #pragma once
 
 #include <functional>
@@ -22,14 +22,14 @@ struct Evidence {
   std::vector<Sample> wrong;  ///< a few of the wrong rows
 };
 
-/// One way in which a fault could have happened here.
+/// A way in which a fault could have happened on this batch.
 struct Suspect {
   std::string detail;  ///< its parameters in words; empty if there are none
   std::function<void(Model&)> plant;
   bool rows_only = false;  ///< replaces `row` only: every row that it leaves alone is right
 };
 
-/// The candidates of one fault on one batch, or why it cannot show here ("no sliding window", "query_start_loc is int32").
+/// Suspects of one fault on one batch, or why it cannot show here ("no sliding window", "query_start_loc is int32").
 struct Suspects {
   std::vector<Suspect> list;  ///< the first is the one that is planted as a mutant
   std::string why_not;
@@ -42,7 +42,7 @@ inline Suspects rows_only(std::function<void(Model&)> plant, std::string detail 
   return {{{std::move(detail), std::move(plant), true}}, {}};
 }
 
-/// How much a fault says. Among suspects that explain a batch equally well the more specific one is named first.
+/// Specificity of a fault. Among suspects that explain a batch equally well the more specific one is named first.
 enum class Rank : int {
   mechanism = 0,  ///< names a concrete mistake and has evidence for it in this batch (an int64 tensor, an odd group)
   mistake = 1,    ///< names a concrete mistake

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stored code means: fp8 and 16-bit formats taken for one another.
+// Faults in the meaning of a stored code: fp8 and 16-bit formats taken for one another.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@ std::string not_fp8(const Facts& f) { return formatted("the cache is {}", name_o
 
 using Decode = std::function<void(const void* data, std::span<const std::int64_t> at, double* values)>;
 
-/// Both caches misread, or one of them.
+/// Suspects with both caches misread, or one of them.
 Suspects misread(const Evidence& e, const Decode& decode, const std::string& detail) {
   if (!any_cached(e.facts)) return cannot_show("no row reads the cache");
   Suspects s;

@@ -97,7 +97,7 @@ Suspects dims_beyond_k(const Evidence& e) {
 }
 
 /// The value at an element of the output if its rows were stored `stride` elements apart: later rows overwrite earlier ones;
-/// what no row reaches is NaN.
+/// elements that no row reaches are NaN.
 std::function<void(Model&)> rows_apart_by(const Facts* f, std::int64_t stride) {
   return [f, stride](Model& m) {
     m.finish = [f, stride, own = m, before = m.finish](const Row& r, RowResult& result) {

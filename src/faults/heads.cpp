@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which KV head a query head reads: h / (num_q_heads / num_kv_heads), for any group size.
+// Faults in the KV head of a query head; the truth is h / (num_q_heads / num_kv_heads), for any group size.
 #include <algorithm>
 
 #include "faults/families.h"

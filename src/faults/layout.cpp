@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where in a page an element lies: order of dimensions, strides, x of the packed layout, K and V mixed up.
+// Faults in the place of an element in a page: order of dimensions, strides, x of the packed layout, K and V mixed up.
 #include <algorithm>
 #include <array>
 
@@ -26,7 +26,7 @@ Strides contiguous(CacheLayout layout, Side side, std::int64_t heads, std::int64
   return {page, head_dim * page_size, page_size * x, x, 1};
 }
 
-/// One cache read with other strides.
+/// Element offsets of a cache that is read with other strides.
 using Elements = std::function<void(Side, const Place&, std::int64_t head, std::span<std::int64_t>)>;
 std::function<void(Model&)> elements(Elements wrong) {
   return [wrong = std::move(wrong)](Model& m) { m.elements = wrong; };

@@ -24,7 +24,7 @@ std::vector<std::int64_t> indices(const Tensor& t) {
 
 const Tensor& cache_tensor(const Facts& f, Side side) { return side == Side::key ? f.cache.k : f.cache.v; }
 
-/// One past the largest element offset of a tensor whose strides are not negative.
+/// Largest element offset plus 1, of a tensor whose strides are not negative.
 std::int64_t extent(const Tensor& t) {
   std::int64_t last = 0;
   for (int i = 0; i < t.rank; ++i) last += (t.shape[static_cast<std::size_t>(i)] - 1) * t.stride[static_cast<std::size_t>(i)];
@@ -108,13 +108,13 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
       *m.facts, side, at, [&](std::span<const std::int64_t> some, double* values) { m.decode(side, t.data, some, values); }, to);
 }
 
-/// A K or V vector as it is read: stored values and one factor, or, where a fault changes what is read, values of its own.
+/// A K or V vector as a model reads it: stored values and one factor, or own values if a fault changes the vector.
 struct Loaded {
   const float* stored = nullptr;  ///< from DecodedPages; nullptr: `values` hold the vector
   double scale = 1;
 };
 
-/// Does the model read elements of the cache as they are?
+/// Whether the model reads elements of the cache unchanged.
 bool reads_as_stored(const Model& m) {
   return !m.elements.replaced() && !m.decode.replaced() && !m.vector && !m.facts->dequantised_to_query;
 }
@@ -184,8 +184,8 @@ double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, s
   return max + std::log(denominator);
 }
 
-/// No sequence that has rows ends behind the table and this step's rows. A belief beyond that, such as the seq_len of a request
-/// without rows, which may be anything, would walk nobody's memory for hours.
+/// Limits a belief about lengths to the table and this step's rows, after which no sequence with rows ends. A larger belief, such
+/// as the seq_len of a request without rows, which may be anything, would take hours of walking unowned memory.
 Row within_table(const Facts& f, Row row) {
   const std::int64_t end = f.max_pages_per_req * f.page_size + f.num_tokens;
   row.seq_len = std::min(row.seq_len, end);
@@ -193,7 +193,7 @@ Row within_table(const Facts& f, Row row) {
   return row;
 }
 
-constexpr double kLargestCode = 448;  // of fp8_e4m3fn
+constexpr double kLargestCode = 448;  // largest finite value of fp8_e4m3fn
 bool saturates(const Facts& f) { return f.batch.output.dtype == DType::fp8_e4m3fn; }
 
 RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
@@ -334,8 +334,7 @@ static const std::array<double, 256>& fp8_values(DType dtype) {
   }
 }
 
-// One loop per type, so that the switch over types is outside of it.
-/// Diagnosing decodes the same cache a thousand times.
+/// Values of all f16 codes. A table is faster than decoding, and a diagnosis decodes the same cache a thousand times.
 static const std::vector<float>& f16_values() {
   static const std::vector<float> table = [] {
     std::vector<float> all(std::size_t{1} << 16);
@@ -461,7 +460,7 @@ void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std:
 double slope_of(const Facts& f, std::int64_t head) { return per_head(f.options.alibi_slopes, head, 0); }
 
 double rounded(DType type, double value) {
-  float stored = 0;  // as wide as the widest floating type
+  float stored = 0;  // bytes for the widest floating type
   semantics::store(&stored, type, 0, static_cast<float>(value));
   return semantics::load(&stored, type, 0);
 }

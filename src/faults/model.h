@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plain fp64 attention whose every belief can be changed: the reference under a hypothesis.
 //
-// A Model is a list of small functions, one per thing that a kernel has to get right, in the order in which data flows: which
-// row, which keys, where they lie, what is stored there, what score they get, what is written. Model(facts) holds the truth. A
-// fault replaces one function and may call the one it replaces, so faults combine by planting one after the other.
+// A Model is a list of small functions, one per decision of a kernel, in the order in which data flows: the row, its keys, their
+// places, the stored elements, their scores, the written output. Model(facts) holds the truth. A fault replaces one function and
+// may call the replaced one, so faults combine by planting one after the other.
 //
-// It is a second implementation beside src/backend/reference (tests/faults compares the two) and shares only dtype decode with
-// it.
+// The model is a second implementation beside src/backend/reference (tests/faults compares the two) and shares only dtype decode
+// with the reference.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace quire::faults_detail {
 
-/// What the batch says, decoded once. All of it is true, whatever a model believes.
+/// Contents of the batch, decoded once. Facts are true, whatever a model believes.
 struct Facts {
   Facts(const Batch& batch, const KVCache& cache, const Options& options);
 
@@ -28,24 +28,24 @@ struct Facts {
   const KVCache& cache;
   const Options& options;
   std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, group = 0;
-  std::int64_t head_dim = 0, v_head_dim = 0;  ///< of query and K; of V and output
+  std::int64_t head_dim = 0, v_head_dim = 0;  ///< dims of query and K; dims of V and output
   std::int64_t num_reqs = 0, page_size = 0, num_pages = 0, max_pages_per_req = 0;
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
-  std::vector<std::int64_t> q_begin, key_begin;                      ///< as given, or what stands in for them
+  std::vector<std::int64_t> q_begin, key_begin;                      ///< given values, or the defaults of batch.hpp
   std::vector<bool> causal;
   bool has_masks = false;  ///< not causal_at_end()
   DecodedPages decoded;    ///< K and V as numbers, page by page
   /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
   bool dequantised_to_query = false;
-  double value_unit = 1;  ///< real values are multiplied by it: outputs of 8 bits are counted in their codes
+  double value_unit = 1;  ///< factor of all real values, by which 8-bit outputs are counted in codes
 
   std::int64_t query_len(std::int64_t req) const { return query_start_loc[at(req + 1)] - query_start_loc[at(req)]; }
   std::int64_t context_len(std::int64_t req) const { return seq_lens[at(req)] - query_len(req); }
   /// The request that owns an output row.
   std::int64_t req_of(std::int64_t token) const;
   static constexpr std::int64_t kNotAPage = -1;
-  /// A table entry; 0 for a column past the row's end. An entry that no row reads may hold any number, with which nobody could
-  /// compute an address: what is no page id is kNotAPage.
+  /// A table entry; 0 for a column past the row's end; kNotAPage for a number that is no page id, with which no address can be
+  /// computed (an entry that no row reads may hold any number).
   std::int64_t page(std::int64_t req, std::int64_t column) const;
   std::int64_t max_query_len() const;
   /// Position of a request's first row, counted from its first key; key positions of a model count from there, too.
@@ -56,7 +56,7 @@ struct Facts {
   std::int64_t last_key(std::int64_t q_pos, bool is_causal) const;
   /// Keys of a request that a row at q_pos sees.
   std::int64_t num_visible(std::int64_t req, std::int64_t q_pos) const;
-  /// Every request is causal, and its rows stand at the end of its keys.
+  /// Whether every request is causal, with its rows at the end of its keys.
   bool causal_at_end() const;
   /// Dims of a row of K or V.
   std::int64_t dims_of(Side side) const { return side == Side::key ? head_dim : v_head_dim; }
@@ -70,12 +70,12 @@ struct Facts {
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 };
 
-/// What a kernel believes about the output row it is computing.
+/// Beliefs of a kernel about the output row that it computes.
 struct Row {
   std::int64_t token = 0;        ///< output row
   std::int64_t head = 0;         ///< query head of the output
   bool written = true;           ///< false: the row keeps its bytes
-  std::int64_t req = 0;          ///< whose table row is used
+  std::int64_t req = 0;          ///< request whose table row is used
   std::int64_t query_token = 0;  ///< row of query that is loaded
   std::int64_t query_head = 0;   ///< head of query that is loaded
   std::int64_t first_token = 0;  ///< query_start_loc[req] as believed
@@ -85,27 +85,27 @@ struct Row {
   std::int64_t context_len() const { return seq_len - query_len; }
 };
 
-/// One key that a row folds in. weight 0 is a masked key that is multiplied all the same (0 * NaN is NaN); 2 is counted twice.
+/// A key that a row folds in. weight 0: a masked key that is multiplied all the same (0 * NaN is NaN); 2: a key counted twice.
 struct Key {
   std::int64_t position = 0;
   double weight = 1;
 };
 
-/// Where the K or V of one position is taken from.
+/// Place from which the K or V of one position is taken.
 struct Place {
   enum class Kind { cache, new_row, zero } kind = Kind::cache;
   std::int64_t page = 0, offset = 0;  ///< cache: page id and offset in the page
   std::int64_t token = 0;             ///< new_row: row of key / value
 };
 
-/// What is written for one (row, head).
+/// Values that are written for one (row, head).
 struct RowResult {
   bool written = true;
   std::vector<double> out;
   double lse = 0;
 };
 
-/// A function of a Model that knows whether a fault has replaced it: what is still the truth may be computed once for all models.
+/// A function of a Model that knows whether a fault has replaced it: a function that was not may be computed once for all models.
 template <typename Signature>
 class Belief : public std::function<Signature> {
  public:
@@ -116,7 +116,7 @@ class Belief : public std::function<Signature> {
     return *this;
   }
   bool replaced() const { return replaced_; }
-  /// Makes what the function is now the truth.
+  /// Declares the present function to be the truth.
   void settle() { replaced_ = false; }
 
  private:
@@ -128,21 +128,21 @@ struct Model {
 
   const Facts* facts;
 
-  // Which row is computed.
+  // Row that is computed.
   Belief<Row(std::int64_t token, std::int64_t head)> row;
-  // Which positions it folds in, ascending; the truth is the visible range of docs/design.md section 2.
+  // Positions that the row folds in, ascending; the truth is the visible range of docs/design.md section 2.
   Belief<void(const Row&, std::vector<Key>&)> keys;
-  // Where a position lives. `table` is called by the default `place`.
+  // Place of a position. The default `place` calls `table`.
   Belief<std::int64_t(std::int64_t req, std::int64_t column)> table;
   Belief<Place(const Model&, const Row&, Side, std::int64_t position)> place;
   Belief<std::int64_t(const Row&, Side)> kv_head;
-  // What is stored there: the element offset of dim i in at[i], the value of each code, one scale for all of them.
+  // Elements at a place: the element offset of dim i in at[i], the value of each code, one scale for all dims.
   Belief<void(Side, const Place&, std::int64_t kv_head, std::span<std::int64_t> at)> elements;
   Belief<void(Side, const void* data, std::span<const std::int64_t> at, double* values)> decode;
   Belief<double(Side, const Place&, std::int64_t kv_head)> scale;
   /// Absent in the truth. Changes a K or V vector after it was loaded and scaled.
   Belief<void(const Row&, Side, const Place&, std::int64_t kv_head, std::span<double>)> vector;
-  // What score a key gets. The default `score` is cap(softmax_scale * dot) + bias, with the functions of the model it is given.
+  // Score of a key. The default `score` is cap(softmax_scale * dot) + bias, with the functions of the given model.
   Belief<double(const Row&, std::int64_t dim)> query;  ///< an element of the query row
   std::int64_t dims;                                   ///< leading dims that take part in dot products
   Belief<double(const Row&)> softmax_scale;
@@ -155,14 +155,14 @@ struct Model {
   /// The weight of every key, divided by the denominator, in p (as long as keys; never for a key of weight 0). Returns the lse;
   /// -inf means that nothing was folded in and the output is 0.
   Belief<double(const Model&, const Row&, std::span<const Key>, std::span<const double> scores, std::vector<double>& p)> softmax;
-  // What is written, after normalisation.
+  // Values that are written, after normalisation.
   Belief<void(const Row&, RowResult&)> finish;
 
  private:
   void settle();
 };
 
-/// One (output row, query head).
+/// An (output row, query head).
 struct RowHead {
   std::int64_t token = 0, head = 0;
 };
@@ -173,7 +173,7 @@ void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys);
 /// The largest score, the sink's included; NaN wins.
 double largest(std::span<const double> scores, double sink);
 
-/// The nearest value of a floating type; infinite or saturated beyond its range, as storing is.
+/// The nearest value of a floating type; infinite or saturated beyond its range, like a store.
 double rounded(DType type, double value);
 
 /// Decodes elements of `data` as `dtype`.
@@ -183,10 +183,10 @@ void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, 
 void elements_as(CacheLayout layout, Side side, std::span<const std::int64_t> strides, std::int64_t x, const Place& place,
                  std::int64_t kv_head, std::span<std::int64_t> at);
 
-/// One row of this step's key or value; NaN if there is no such row or head.
+/// Loads one row of this step's key or value; NaN if there is no such row or head.
 void load_new_row(const Facts& facts, Side side, std::int64_t token, std::int64_t head, std::span<double> to);
 
-/// The codes of one (page, offset, head) of the cache, decoded as `dtype` and not scaled; NaN outside of the cache.
+/// Loads the codes of one (page, offset, head) of the cache, decoded as `dtype` and not scaled; NaN outside of the cache.
 void load_codes(const Facts& facts, DType dtype, Side side, const Place& place, std::int64_t kv_head, std::span<double> to);
 
 /// The ALiBi slope of a head: 0 without slopes, NaN if there is no such head.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which page holds a position: the block table, page ids and page sizes misread.
+// Faults in the page of a position: the block table, page ids and page sizes misread.
 #include <algorithm>
 #include <cmath>
 
@@ -249,7 +249,7 @@ Suspects slots_reversed(const Evidence& e) {
   });
 }
 
-/// One side's pages rotated by one within each request.
+/// Suspects with the pages of K or of V rotated by one within each request.
 Suspects rotated(const Evidence& e, Side wrong) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return columns(*f, r).last >= 1; }))

@@ -12,14 +12,14 @@ namespace {
 
 using Plant = std::function<void(Model&)>;
 
-constexpr std::int64_t kRowsCompared = 4096;
+constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
 
 bool same_keys(const std::vector<Key>& a, const std::vector<Key>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const Key& x, const Key& y) { return x.position == y.position && x.weight == y.weight; });
 }
 
-/// Some of the first rows folds in other keys, or sees the same ones from elsewhere while slopes tell.
+/// Whether one of the first rows folds in other keys, or folds in the same keys from another position with ALiBi slopes.
 bool changes_a_row(const Facts& f, const Plant& plant) {
   const Model truth(f);
   Model wrong(f);

@@ -56,7 +56,7 @@ Shares weighted(std::span<const double> lse, std::span<const double> weights, do
 
 std::vector<double> ones(std::size_t count) { return std::vector<double>(count, 1.0); }
 
-/// For each rank that is seen, its weight in the merge replaced by `weight`.
+/// Suspects that replace the merge weight of a rank by `weight`, one for each rank whose keys are seen.
 RankSuspects with_weight(const Facts& f, const Deal& d, double weight, const char* detail) {
   RankSuspects list;
   for (const std::int64_t rank : ranks_seen(f, d))

@@ -51,7 +51,7 @@ struct RankModel {
   std::function<std::int64_t(const Row&, std::int64_t rank, std::int64_t position)> distance_from;
 };
 
-/// One way in which a fault could have happened.
+/// A way in which a fault could have happened.
 struct RankSuspect {
   std::string detail;  ///< "rank 3's part is missing"; completes no sentence
   std::function<void(RankModel&)> plant;
@@ -59,8 +59,8 @@ struct RankSuspect {
 
 struct RankFault {
   FaultInfo info;
-  bool of_merge = true;  ///< changes what becomes of parts; else what a rank attends to
-  /// The first one is planted as a mutant. Empty: it cannot show here, and `why_not` says why.
+  bool of_merge = true;  ///< true: changes the merge of parts; false: changes the keys that a rank attends to
+  /// Returns the suspects; the first is planted as a mutant. Empty: the fault cannot show here, and `why_not` says why.
   std::function<std::vector<RankSuspect>(const Facts&, const Deal&)> suspects;
   std::string why_not;
 };

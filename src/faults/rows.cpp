@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which output rows are written, with which query row, and where the result goes.
+// Faults of rows: the set of output rows that are written, their query rows, and the place of the result.
 #include <algorithm>
 #include <numeric>
 
@@ -74,7 +74,7 @@ Suspects past_max_query_len(const Evidence& e) {
   return s;
 }
 
-/// A grid of query_len / tile programs: the last, partial tile is nobody's.
+/// Suspects of a grid of query_len / tile programs: no program computes the last, partial tile.
 Suspects partial_tile(const Evidence& e) {
   Suspects s;
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {
@@ -226,7 +226,7 @@ Suspects first_query_of_request(const Evidence& e) {
   return rows_only([](Model& m) { change_row(m, [](Row& r) { r.query_token = r.first_token; }); });
 }
 
-/// One query row per sequence: row r belongs to request r.
+/// Suspects of a kernel that assumes one query row per sequence: row r belongs to request r.
 Suspects request_index(const Evidence& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens == f->num_reqs && f->max_query_len() <= 1) return cannot_show("row r is the one row of request r");

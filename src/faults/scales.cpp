@@ -40,7 +40,7 @@ Suspects dropped(const Evidence& e, Side side) {
 Suspects k_dropped(const Evidence& e) { return dropped(e, Side::key); }
 Suspects v_dropped(const Evidence& e) { return dropped(e, Side::value); }
 
-/// For both sides, and for each alone, wherever that changes something.
+/// Suspects with a wrong scale of K and V, of K alone and of V alone, as far as each changes a value.
 Suspects either(const Evidence& e, const std::function<double(Side, std::int64_t)>& wrong, const char* why_not) {
   const bool k = differs(e.facts, Side::key, wrong), v = differs(e.facts, Side::value, wrong);
   Suspects s;

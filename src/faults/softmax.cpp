@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From scores to weights: maximum, exp, denominator, and the lse that is written beside the output.
+// Faults of softmax: maximum, exp, denominator, and the lse that is written beside the output.
 #include <algorithm>
 #include <cmath>
 

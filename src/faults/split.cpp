@@ -40,7 +40,7 @@ Suspects last_dropped(const Evidence& e) {
   });
 }
 
-/// Any other split: size x index.
+/// Suspects that drop any other split: size x index.
 Suspects other_dropped(const Evidence& e) {
   const Facts& f = e.facts;
   Suspects s;

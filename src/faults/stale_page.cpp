@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One logical page of one request read from another physical page: recycled too early, or a table entry not yet updated.
+// Faults of a stale page: one logical page of one request is read from another physical page, which was recycled too early or
+// whose table entry is not yet updated.
 //
-// Which one is searched for: every page of the cache is folded once into a partial softmax of a wrong row, and every logical page
-// is replaced by every one of them without touching the cache again.
+// The search for the page folds every page of the cache once into a partial softmax of a wrong row, and then replaces every
+// logical page by every physical page without reading the cache again.
 #include <algorithm>
 #include <cmath>
 
@@ -12,8 +13,8 @@
 namespace quire::faults_detail {
 namespace {
 
-constexpr std::int64_t kPagesSearched = 4096;
-constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;
+constexpr std::int64_t kPagesSearched = 4096;               // pages of the cache that are tried; bounds the time
+constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;  // wrong rows that are searched; candidates kept of each
 
 Suspect stale(const Facts& f, std::int64_t req, std::int64_t column, std::int64_t page) {
   return {formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, f.page(req, column)),
@@ -155,7 +156,7 @@ bool stays_finite(const Facts& f, std::int64_t req, const Suspect& suspect) {
          std::all_of(result.out.begin(), result.out.end(), [](double x) { return std::isfinite(x); });
 }
 
-/// The middle page of the longest request, read from a page of somebody else.
+/// Mutant: the middle page of the longest request, read from a page of another request.
 Suspects planted(const Facts& f) {
   std::int64_t req = -1;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where requests start and how long they are: query_start_loc, seq_lens and context_len misunderstood by the whole kernel.
+// Faults in starts and lengths of requests: query_start_loc, seq_lens and context_len misunderstood by the whole kernel.
 #include <algorithm>
 
 #include "faults/families.h"

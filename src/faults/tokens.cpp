@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which positions take part: keys left out, keys past the end, keys counted twice.
+// Faults in the set of positions that a row folds in: keys left out, keys past the end, keys counted twice.
 #include <algorithm>
 #include <cmath>
 

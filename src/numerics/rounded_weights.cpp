@@ -11,7 +11,7 @@ void allow_rounded_weights(Reference& expected, DType weights) {
 void allow_rounded_weights(Reference& expected, DType weights, const std::vector<bool>& tokens) {
   if (weights != DType::f16 && weights != DType::bf16) return;
   const double roundoff = numerics::output_type(weights).roundoff;
-  // With an fp8 cache a kernel may hold the weights of cached keys in f16 whatever the query's type is.
+  // A kernel with an fp8 cache may hold the weights of cached keys in f16, for any type of the query.
   const bool subnormals = (weights == DType::f16 || is_fp8(expected.cache)) && !expected.abs_lost.empty();
   const auto heads = static_cast<std::size_t>(expected.num_q_heads), dims = static_cast<std::size_t>(expected.v_head_dim);
   for (std::size_t row = 0; row < expected.num_keys.size(); ++row) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a correct kernel may be from the fp64 reference. Every constant is derived in numerics.md under its name here;
-// tests/diagnose compares the two. Nothing in this file is tuned to make a test pass.
+// Tolerance: the largest distance of a correct kernel from the fp64 reference. numerics.md derives every constant under its name
+// here; tests/diagnose compares the values. No constant is tuned to make a test pass.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,13 @@ inline constexpr double kTf32Roundoff = 0x1p-10;          ///< TF32 keeps 11 bit
 inline constexpr double kStoredScoreRoundings = 2;        ///< q k, and the product with softmax_scale, stored in 16 bits
 inline constexpr double kStoredCapRoundings = 2;          ///< tanh, and the product with cap; s / cap counts as a score's
 inline constexpr double kAccumulatorRoundingsPerKey = 2;  ///< sum and rescale of a 16-bit accumulator
-inline constexpr double kMostScoreError = 0.75;           ///< of a denominator; beyond, a profile's scores carry no information
+inline constexpr double kMostScoreError = 0.75;  ///< relative error of a denominator; above, a profile's scores say nothing
 
 // 8-bit outputs.
-inline constexpr double kLargestE4m3fn = 448;  ///< where stores of fp8_e4m3fn saturate
+inline constexpr double kLargestE4m3fn = 448;  ///< largest finite value, at which stores of fp8_e4m3fn saturate
 
-/// What rounding to an output type does: |round(x) - x| <= roundoff * |x| + smallest; |x| >= overflow becomes infinite.
-/// fp8_e4m3fn saturates: |x| <= kLargestE4m3fn is for the reference to see to.
+/// Error of rounding to an output type: |round(x) - x| <= roundoff * |x| + smallest; |x| >= overflow becomes infinite.
+/// fp8_e4m3fn saturates instead: the reference ensures |x| <= kLargestE4m3fn.
 struct OutputType {
   double roundoff;
   double smallest;
@@ -47,7 +47,7 @@ inline OutputType output_type(DType dtype) {
   }
 }
 
-/// By which type an output is judged: the batch's, whatever was handed over. A reference made by hand may not know it.
+/// Type by which an output is judged: the batch's output type, or `observed` if the reference was made by hand and has none.
 inline OutputType output_type(const Reference& ref, DType observed) {
   return output_type(ref.output == DType::none ? observed : ref.output);
 }
@@ -65,7 +65,7 @@ inline double score_error(std::int64_t head_dim) {
 /// Relative error of a sum over n keys, rescaling and merging included. The sink counts as a key.
 inline double sum_error(std::int64_t num_keys) { return gamma(kRoundingsPerKey * static_cast<double>(num_keys + 1)); }
 
-/// What all elements of a row share: the error of out_d per unit of abs_pv_d, abs_spv_d and |out_d|.
+/// Factors that all elements of a row share: the error of out_d per unit of abs_pv_d, abs_spv_d and |out_d|.
 struct RowErrors {
   double per_pv, per_spv, per_out;
 };
@@ -75,7 +75,7 @@ inline RowErrors row_errors(const Reference& ref, std::int64_t row) {
   return {sum + kWeightRoundings * kAccumulatorRoundoff, score, sum + score * ref.score_mag[r]};
 }
 
-/// For element `i` = row * v_head_dim + d of the reference.
+/// Tolerance of element `i` = row * v_head_dim + d of the reference.
 inline double output_tolerance(const Reference& ref, const RowErrors& row, std::int64_t i, const OutputType& type) {
   const auto e = static_cast<std::size_t>(i);
   const double out = std::fabs(ref.out[e]);
@@ -95,14 +95,14 @@ inline double lse_tolerance(const Reference& ref, std::int64_t row) {
          0x1p-149;
 }
 
-/// What a profile makes of the errors of scores: `per_magnitude` multiplies M_k, `stored` is the roundoff of every step that is
-/// stored (0: none is), and `plain` is score_error(), by which the tolerance multiplies all of it.
+/// Errors of scores under a profile: `per_magnitude` multiplies M_k; `stored` is the roundoff of every stored step (0: no step is
+/// stored); `plain` is score_error(), the factor that the tolerance applies to the whole.
 struct ScoreErrors {
   double per_magnitude, stored, plain;
 };
 ScoreErrors score_errors(const NumericsProfile& profile, std::int64_t head_dim);
 
-/// Widens abs_pv by what weights, accumulator and products of a profile cost. The reference itself takes care of scores, K and V.
+/// Widens abs_pv by the errors of a profile's weights, accumulator and products. The reference handles scores, K and V itself.
 void pay_for(Reference& expected, const NumericsProfile& profile);
 
 }  // namespace quire::numerics

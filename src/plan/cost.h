@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a piece of work costs, in bytes: the one model by which plans order, split and balance work. It decides who does what and
+// Cost model of work, in bytes, by which CPU plans order, split and balance work. The model decides which thread does an item and
 // when, never what is computed.
 #pragma once
 
@@ -22,14 +22,14 @@ class CostModel {
   }
 
  private:
-  // One thread of a server core multiplies about as many bf16 pairs as this while it reads one byte of the cache from memory
-  // (Emerald Rapids, 2026-11: 234 GFLOP/s of bf16 dot products, 29.6 GB/s of gathered pages).
+  // Floating-point operations in the time in which one thread reads one byte of the cache from memory. Source: Emerald Rapids,
+  // 2026-11, 234 GFLOP/s of bf16 dot products and 29.6 GB/s of gathered pages. A wrong value unbalances threads.
   static constexpr double kFlopsPerByte = 8;
-  // Taking an item, finding its first pages, loading its query rows and storing its output: a fraction of a microsecond.
+  // Fixed cost of an item, in bytes: taking it, finding its first pages, loading query rows, storing output; below 1 us in all.
   static constexpr double kItemBytes = 8192;
 
   double key_bytes_;  ///< K and V of one key
-  double row_bytes_;  ///< what one query row against one key costs
+  double row_bytes_;  ///< cost of one query row against one key
 };
 
 }  // namespace quire::plan_detail

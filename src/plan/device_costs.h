@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: explain. What work costs on the GPUs that were measured. Predictions are made from it and nothing else: no plan depends
-// on it, no bit of an output.
+// Stage: explain. Costs of work on the GPUs that were measured. Only predictions use these costs: no plan and no bit of an output
+// depends on them.
 //
 // A list of a plan takes
 //
@@ -8,10 +8,10 @@
 //     of_tile = tile + keys * head_dim * key + rows * keys * (score + head_dim * product)
 //
 // with the items and tiles of the unit (a block, or a pair of blocks) that has most, and the rows and keys of one tile, as the
-// matrix units see them; merge, if tiles come in parts. A list without rows takes its launch. Where decode and prefill run at the
-// same time, all but beside_share of the former's time is saved, at most the latter's. The costs of a kernel's bodies are in the
-// kernel's file, src/plan/kernels/. `bench/gpu/fit_costs.py` fits them to some of the lines of a result file;
-// docs/kernels/predicted.md says to which, and how far the others are off.
+// matrix units see them; merge counts if tiles come in parts. A list without rows takes its launch. If decode and prefill run at
+// the same time, (1 - beside_share) of decode's time is saved, at most the time of prefill. The costs of a kernel's bodies are in
+// the kernel's file, src/plan/kernels/. `bench/gpu/fit_costs.py` fits costs to some lines of a result file;
+// docs/kernels/predicted.md names these lines and gives the errors on the other lines.
 #pragma once
 
 #include <string_view>
@@ -22,13 +22,13 @@ namespace quire::plan_detail {
 
 /// A GPU that was measured.
 struct DeviceCosts {
-  std::string_view product;  ///< as `explain` prints it
+  std::string_view product;  ///< name that `explain` prints
   std::string_view driver;   ///< the name that the driver gives to it: products with other memory have other names
   int sm;                    ///< pretended devices of this architecture are taken for it if no product was named; 0: none
   double read_tb_per_s;      ///< the read ceiling
   double call_us;            ///< a call's first two launches: counters, validation
-  double launch_us;          ///< of each list
-  double beside_share;       ///< of a decode list's time that is left where prefill runs at the same time
+  double launch_us;          ///< launch of one list
+  double beside_share;       ///< share of a decode list's time that remains if prefill runs at the same time
 };
 
 // NVIDIA H200, 2026-11-22, bench/results/h200-attend.json.
@@ -44,8 +44,8 @@ inline constexpr const DeviceCosts* kDeviceCosts[] = {&kH200, &kH100};
 struct BodyCosts {
   const DeviceCosts* device;
   Role role;
-  bool fp8;           ///< of caches of 8-bit codes
-  int head_dim;       ///< 0: those that have no row of their own
+  bool fp8;           ///< true: costs with a cache of 8-bit codes
+  int head_dim;       ///< 0: all dims that have no row of their own
   double first_us;    ///< until the first keys are there, and from the last output to the next launch
   double item_us;     ///< finding an item, its query rows and pages; its output
   double tile_us;     ///< barriers, page ids
@@ -53,7 +53,7 @@ struct BodyCosts {
   double score_ps;    ///< an exponential and its sums
   double product_ps;  ///< the multiply-adds of one element of a row and one of a key, in both products
   double merge_us;    ///< partial results: written, waited for, read
-  double read_share;  ///< of the read ceiling that its copies reach at best
+  double read_share;  ///< share of the read ceiling that the body's copies reach at best
 };
 
 }  // namespace quire::plan_detail

@@ -1,32 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Capacities of a GPU plan. Planning knows bounds, the device knows lengths; what follows holds for every batch within the
-// bounds.
-//
-// Tiles. A request of s = query_len * group score rows has ceil(s / tile_rows) tiles, fewer than s / tile_rows + 1, and none if
-// s is 0. Summed over requests:
-//
-//     tiles <= num_tokens * group / tile_rows + min(num_reqs, num_tokens)
-//
-// Parts, when the device chooses their size P. With K keys in all tiles and t = ceil(target_items / num_kv_heads) it starts at
-// P >= K / t (it takes a bound for K, see key_tiles_of()) and cuts a tile of k keys into ceil(k / P) parts. Only tiles of more
-// than P keys, fewer than t, come in several parts, each in fewer than k / P + 1. So
-//
-//     merges <= t        parts of split tiles <= 2 t        slices <= tiles + 2 t        partials <= 2 t * num_kv_heads
-//
-// Where a device rounds otherwise, it doubles P until they hold; it ends there, because with P past the last key every tile is
-// one part, and that needs `tiles` slices and nothing else.
-//
-// Parts of fixed size (batch_invariant: a row's parts must not depend on the batch). A tile's keys lie in [0, max_seq_len), and
-// with a window in at most window + tile_rows - 1 positions (window_right more, where requests are not causal), so it touches at
-// most
-//
-//     n = min(ceil(max_seq_len / split_keys), (window + window_right + tile_rows - 2) / split_keys + 2)
-//
-// parts: slices <= tiles * n, merges <= tiles and partials <= tiles * n * num_kv_heads, or none of both if n is 1.
+// See device_lists.h.
 #include "plan/device_lists.h"
 
 #include <algorithm>
 
+#include "schedule/capacities.h"
 #include "text/formatted.h"
 
 namespace quire::plan_detail {
@@ -39,33 +17,26 @@ Status too_large(const char* what, std::int64_t value) {
 /// Parts of fixed size in a tile, at most.
 std::int64_t most_parts(const DeviceList& list, const Plan& plan) {
   const Problem& p = plan.problem;
-  const std::int64_t parts = std::max<std::int64_t>(1, ceil_div(plan.bounds.max_seq_len, list.split_keys));
+  const std::int64_t most_keys = plan.bounds.max_seq_len;
   const bool sees_all_later_keys = (p.has_causal || !p.causal) && !p.window_right;
-  if (!p.sliding_window || sees_all_later_keys) return parts;
-  const std::int64_t later = std::min(p.window_right.value_or(0), kMaxInt32);
-  const std::int64_t span = std::min(*p.sliding_window, kMaxInt32) + later + list.tile_rows - 2;
-  return std::min(parts, span / list.split_keys + 2);
+  if (!p.sliding_window || sees_all_later_keys) return schedule::most_parts(most_keys, list.split_keys);
+  return schedule::most_parts(most_keys, list.split_keys, std::min(*p.sliding_window, kMaxInt32),
+                              std::min(p.window_right.value_or(0), kMaxInt32), list.tile_rows);
 }
 
 }  // namespace
 
-/// See the top of this file.
 void set_capacities(DeviceList& list, const Plan& plan, const Room& room) {
   const Bounds& bounds = plan.bounds;
   const std::int64_t kv_heads = plan.problem.num_kv_heads;
   const std::int64_t numbered = room.empty_requests ? bounds.num_reqs : std::min(bounds.num_reqs, bounds.num_tokens);
-  const std::int64_t tiles = bounds.num_tokens * plan.problem.group() / room.lowest_tile_rows + numbered;
-  if (list.split_keys == 0) {
-    const std::int64_t items = ceil_div(list.target_items, kv_heads);
-    list.max_slices = tiles + 2 * items;
-    list.max_merges = room.mergers * items;
-    list.max_partials = 2 * items * kv_heads * room.heights;
-    return;
-  }
-  const std::int64_t parts = most_parts(list, plan);
-  list.max_slices = tiles * parts;
-  list.max_merges = parts > 1 ? tiles : 0;
-  list.max_partials = parts > 1 ? tiles * parts * kv_heads * room.heights : 0;
+  const std::int64_t tiles = schedule::most_tiles(bounds.num_tokens * plan.problem.group(), room.lowest_tile_rows, numbered);
+  const bool splits = list.split_keys > 0;
+  const schedule::Capacities most = splits ? schedule::capacities_of_split(tiles, most_parts(list, plan), kv_heads)
+                                           : schedule::capacities_of_target(tiles, list.target_items, kv_heads);
+  list.max_slices = most.slices;
+  list.max_merges = most.merges * (splits ? 1 : room.mergers);
+  list.max_partials = most.partials * room.heights;
 }
 
 DeviceList tall_list(const Plan& plan, KernelHandle kernel, const ShortAndTall& tiles) {

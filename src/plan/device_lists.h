@@ -13,8 +13,6 @@ inline constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max
 /// Keys of a part of batch_invariant plans: long enough that most requests are one part. A change of this number changes bits.
 inline constexpr std::int64_t kInvariantSplitKeys = 4096;
 
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// Room of a list beyond that of tiles of its own height.
 struct Room {
   std::int64_t lowest_tile_rows;  ///< score rows of the lowest tiles that may be made in the list's place
@@ -23,7 +21,7 @@ struct Room {
   std::int64_t heights = 1;       ///< tiles of partial results may be that many times as high
 };
 
-/// Sets max_slices, max_merges and max_partials from plan.bounds, as device_lists.cpp proves.
+/// Sets max_slices, max_merges and max_partials from plan.bounds, as src/schedule/capacities.h proves.
 void set_capacities(DeviceList& list, const Plan& plan, const Room& room);
 
 /// Tiles of a kernel with two lists: decode rows and the rest.

@@ -9,73 +9,65 @@
 #include <utility>
 #include <vector>
 
+#include "schedule/cuts.h"
+#include "schedule/shares.h"
+#include "schedule/tiles.h"
+
 namespace quire::plan_detail {
 namespace {
 
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 20;  ///< that are counted, and items that are dealt one by one
-constexpr std::int64_t kMinPartTiles = 4;                   ///< schedule.h
-constexpr std::int64_t kPartSizes = 9;
+using Tile = schedule::Tile<std::int64_t>;
 
-/// Tiles of keys under one tile of score rows, and from which key they are counted.
-struct RowTile {
-  std::int64_t key_begin = 0, key_tiles = 0;
-};
-
+/// The cuts of a list.
 class Cuts {
  public:
-  Cuts(const Plan& plan, const DeviceList& list) : p_(plan.problem), list_(list) {}
+  Cuts(const Plan& plan, const DeviceList& list)
+      : p_(plan.problem), list_(list), tiling_{p_.group(), list.tile_rows, list.tile_keys, list.min_rows, list.max_rows} {}
 
-  std::int64_t row_tiles(const Request& r) const {
-    const std::int64_t rows = r.query_len * p_.group();
-    return rows <= list_.min_rows || rows > list_.max_rows ? 0 : (rows - 1) / list_.tile_rows + 1;
-  }
+  std::int64_t row_tiles(const Request& r) const { return tiling_.tiles(r.query_len); }
   /// Counted from the last.
-  RowTile tile(const Request& r, std::int64_t from_last) const {
-    const std::int64_t rows = r.query_len * p_.group(), begin = (row_tiles(r) - 1 - from_last) * list_.tile_rows;
-    const std::int64_t end = std::min(begin + list_.tile_rows, rows);
-    const KeyPositions keys = p_.visible_keys(r, begin / p_.group(), (end - 1) / p_.group());
-    const std::int64_t first = keys.begin / list_.tile_keys * list_.tile_keys;
-    return {first, (keys.end - first - 1) / list_.tile_keys + 1};
+  Tile tile(const Request& r, std::int64_t from_last) const {
+    return tiling_.tile(r.query_len, from_last,
+                        [&](std::int64_t first, std::int64_t last) { return p_.visible_keys(r, first, last); });
   }
+  std::int64_t key_tiles(const Tile& tile) const { return tiling_.key_tiles(tile); }
   std::int64_t read_bytes(const Request& r) const {
     const KeyPositions keys = p_.visible_keys(r);
     return (keys.end - keys.begin) * p_.num_kv_heads * (p_.head_dim + p_.out_dim()) * itemsize(p_.kv_dtype);
   }
-  /// Tiles of keys in each part but the last of a tile, given the part size of the list.
-  std::int64_t part_of(const RowTile& tile, std::int64_t part_tiles) const {
-    if (list_.split_keys > 0) return list_.split_keys / list_.tile_keys;
-    const std::int64_t wanted = (tile.key_tiles - 1) / part_tiles + 1;
-    return (tile.key_tiles - 1) / wanted + 1;
-  }
-  /// schedule.h's bound for the tiles of keys under all tiles of a request.
-  std::int64_t bound_of_key_tiles(const Request& r) const {
-    const std::int64_t tiles = row_tiles(r), reach = (list_.tile_rows - 1) / p_.group() + 1;
-    if (!p_.is_causal_at_end()) return tiles * (r.seq_len() / list_.tile_keys + 1);
-    const std::int64_t last_end = r.context_len + (tiles * list_.tile_rows - 1) / p_.group() + 1;
-    const std::int64_t grown = tiles * (r.context_len + reach + last_end) / 2 / list_.tile_keys + tiles;
-    if (!p_.sliding_window) return grown;
-    return std::min(grown, tiles * ((reach + *p_.sliding_window + 2 * (list_.tile_keys - 1)) / list_.tile_keys));
-  }
-  /// As few parts as make about target_items items in all.
-  std::int64_t part_tiles() const {
+  /// The part size, where the list does not fix it.
+  std::int32_t part_tiles() const {
+    if (list_.split_keys > 0) return schedule::kUncut;
     std::int64_t all = 0;
     for (const Request& r : p_.reqs)
-      if (row_tiles(r) > 0) all += bound_of_key_tiles(r);
-    const std::int64_t even = (all * p_.num_kv_heads + list_.target_items - 1) / std::max<std::int64_t>(1, list_.target_items);
-    const std::int64_t least = std::max(kMinPartTiles, even), room = list_.target_items / p_.num_kv_heads;
-    for (std::int64_t i = 0; i < kPartSizes; ++i) {
-      const std::int64_t tried = least + least * i / (kPartSizes - 1);
+      if (const std::int64_t tiles = row_tiles(r); tiles > 0)
+        all += tiling_.most_key_tiles(tiles, r.context_len, r.seq_len(), p_.sliding_window.value_or(0), !p_.is_causal_at_end());
+    const std::int32_t first = schedule::first_part_tiles(all, p_.num_kv_heads, list_.target_items);
+    return schedule::chosen_part_tiles(first, [&](int i) {
       std::int64_t slices = 0;
       for (const Request& r : p_.reqs)
-        if (const std::int64_t tiles = row_tiles(r); tiles > 0) slices += ((tile(r, 0).key_tiles - 1) / tried + 1) * tiles;
-      if (slices <= room) return tried;
+        if (const std::int64_t tiles = row_tiles(r); tiles > 0)
+          slices += schedule::tried_parts(tiles, key_tiles(tile(r, 0)), schedule::tried_part_tiles(first, i));
+      return slices <= list_.target_items / p_.num_kv_heads;
+    });
+  }
+  /// Calls visit(tiles of keys) for each part of a tile; returns their number.
+  template <typename Visit>
+  std::int64_t for_each_part(const Tile& tile, std::int32_t part_tiles, Visit&& visit) const {
+    const auto cuts = schedule::cuts_of(tiling_, tile, list_.split_keys, part_tiles);
+    const std::int64_t first_cut = schedule::cut_origin(tile.key_begin, list_.split_keys) + cuts.keys;
+    for (std::int64_t part = 0; part < cuts.parts; ++part) {
+      const auto keys = schedule::part_of<std::int64_t>({tile.key_begin, tile.key_end}, part, first_cut, cuts.keys);
+      visit(key_tiles({tile.row_begin, tile.row_end, keys.begin, keys.end}));
     }
-    return least;
+    return cuts.parts;
   }
 
  private:
   const Problem& p_;
   const DeviceList& list_;
+  const schedule::Tiling<std::int64_t> tiling_;
 };
 
 /// Whoever is free first draws the next item.
@@ -100,111 +92,56 @@ class Dealer {
   Unit busiest_;
 };
 
-/// The deal of sm90/decode/scheduler.h: segments of tiles, in a row of places.
-class Shares {
- public:
-  Shares(const Plan& plan, const DeviceList& list)
-      : body_(body_of(list)),
-        segments_(static_cast<std::int64_t>(plan.problem.reqs.size()) * plan.problem.num_kv_heads),
-        part_tiles_(list.split_keys / list.tile_keys),
-        of_piece_(part_tiles_ > 0 || segments_ >= 2 * list.num_blocks ? 1 : 0),
-        blocks_(static_cast<std::size_t>(list.num_blocks)) {}
-
-  std::int64_t places(const RowTile& tile, std::int64_t tile_keys) const {
-    return tile.key_tiles + of_piece_ * parts(tile.key_begin / tile_keys, tile.key_tiles);
-  }
-  void set_share(std::int64_t places) {
-    share_ = std::max((places - 1) / list_blocks() + 1, body_.least_share);
-    if (body_.whole_share > 0 && share_ >= body_.whole_share) share_ = whole_share(places);
-  }
-
-  void deal(const RowTile& tile, std::int64_t tile_keys, ListWork& work) {
-    const std::int64_t first = tile.key_begin / tile_keys;
-    std::int64_t pieces = 0;
-    if (part_tiles_ > 0) {
-      for (std::int64_t at = first, end = first + tile.key_tiles; at < end; ++pieces) {
-        const std::int64_t cut = std::min((at / part_tiles_ + 1) * part_tiles_, end);
-        give(at_ / share_, cut - at);
-        at_ += cut - at + of_piece_;
-        at = cut;
-      }
-    } else {
-      at_ += of_piece_;
-      for (std::int64_t end = at_ + tile.key_tiles; at_ < end; ++pieces) {
-        const std::int64_t cut = std::min((at_ / share_ + 1) * share_, end);
-        give(at_ / share_, cut - at_);
-        at_ = cut;
-      }
-    }
-    work.items += pieces;
-    work.merges += pieces > 1 ? 1 : 0;
-  }
-  /// Of the block with most to do, a piece counting as a tile.
-  void finish(ListWork& work) const {
-    const auto busiest = std::max_element(blocks_.begin(), blocks_.end(), [](const Load& a, const Load& b) {
-      return std::pair(a.tiles + a.pieces, a.pieces) < std::pair(b.tiles + b.pieces, b.pieces);
-    });
-    work.busiest_tiles = busiest->tiles, work.busiest_items = busiest->pieces;
-  }
-
- private:
-  struct Load {
-    std::int64_t tiles = 0, pieces = 0;
+/// Lengths of a problem's requests, for shares.
+struct Requests {
+  struct Lengths {
+    std::int64_t first_token = 0, query_len = 0, context_len = 0;
   };
-  /// sm90/decode/scheduler.h, whole_share()
-  std::int64_t whole_share(std::int64_t places) const {
-    const std::int64_t length = places / segments_;
-    if (length * segments_ != places) return share_;
-    const std::int64_t whole = share_ >= length ? ((share_ - 1) / length + 1) * length : (length - 1) / (length / share_) + 1;
-    return whole - share_ <= share_ / body_.whole_share ? whole : share_;
+  const std::vector<Request>& reqs;
+  Lengths lengths(std::int64_t req) const {
+    const Request& r = reqs[static_cast<std::size_t>(req)];
+    return {0, r.query_len, r.context_len};
   }
-  std::int64_t list_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
-  std::int64_t parts(std::int64_t first, std::int64_t tiles) const {
-    return part_tiles_ == 0 ? 1 : (first + tiles - 1) / part_tiles_ - first / part_tiles_ + 1;
-  }
-  void give(std::int64_t block, std::int64_t tiles) {
-    Load& load = blocks_[static_cast<std::size_t>(block)];
-    load.tiles += tiles, ++load.pieces;
-  }
-
-  const Body& body_;
-  std::int64_t segments_;  ///< of requests of one slice
-  std::int64_t part_tiles_, of_piece_, share_ = 1, at_ = 0;
-  std::vector<Load> blocks_;
 };
 
-/// Calls visit(slice) for every segment in the order of the row.
-template <typename Visit>
-void for_each_segment(const Plan& plan, const Cuts& cuts, Visit&& visit) {
-  for (const Request& r : plan.problem.reqs)
-    for (std::int64_t head = 0, slices = cuts.row_tiles(r); head < plan.problem.num_kv_heads; ++head)
-      for (std::int64_t i = slices - 1; i >= 0; --i) visit(cuts.tile(r, i));
-}
-
-/// Equal shares of all places, one a block.
-void count_shares(const Plan& plan, const DeviceList& list, const Cuts& cuts, ListWork& work) {
-  Shares shares(plan, list);
+/// Equal shares of all places, one a block. The busiest block is the one with most to do, where a piece counts as a tile.
+void count_shares(const Plan& plan, const DeviceList& list, const Body& body, ListWork& work) {
+  using Args = schedule::ShareArgs<std::int64_t>;
+  const Problem& p = plan.problem;
+  const Args args{static_cast<std::int64_t>(p.reqs.size()),
+                  p.num_kv_heads,
+                  p.group(),
+                  p.sliding_window.value_or(0),
+                  {list.tile_rows, list.min_rows, list.max_rows, list.split_keys}};
+  const schedule::Places<Args, true> places(args, list.num_blocks);
   std::int64_t all = 0;
-  for_each_segment(plan, cuts, [&](const RowTile& tile) { all += shares.places(tile, list.tile_keys); });
+  for (const Request& r : p.reqs) all += places.of_head(r.query_len, r.context_len) * p.num_kv_heads;
   if (all == 0) return;
-  shares.set_share(all);
-  for_each_segment(plan, cuts, [&](const RowTile& tile) { shares.deal(tile, list.tile_keys, work); });
-  shares.finish(work);
+  const std::int64_t share = schedule::share_of(all, places.segments(), list.num_blocks, {body.shares.least, body.shares.whole});
+  schedule::Pieces<Args, true, Requests> pieces(places, {p.reqs}, all, share, 0,
+                                                [](std::int64_t) { return schedule::RowEntry<std::int64_t>{}; });
+  for (std::int64_t block = 0; block < list.num_blocks; ++block) {
+    pieces.begin_share(block, all);
+    std::int64_t items = 0, tiles = 0;
+    for (schedule::Piece<std::int64_t> piece; pieces.next(piece); ++items) {
+      const auto parts = pieces.parts_of(piece);
+      tiles += piece.end - piece.first;
+      work.merges += parts.part == 0 && parts.count > 1 ? 1 : 0;
+    }
+    work.items += items;
+    if (std::pair(tiles + items, items) > std::pair(work.busiest_tiles + work.busiest_items, work.busiest_items))
+      work.busiest_tiles = tiles, work.busiest_items = items;
+  }
 }
 
-void count_items(const Plan& plan, const DeviceList& list, const Cuts& cuts, Dealer dealer, ListWork& work) {
-  const std::int64_t part_tiles = cuts.part_tiles(), heads = plan.problem.num_kv_heads;
+void count_items(const Plan& plan, const Cuts& cuts, Dealer dealer, ListWork& work) {
+  const std::int32_t part_tiles = cuts.part_tiles();
+  const std::int64_t heads = plan.problem.num_kv_heads;
   for (const Request& r : plan.problem.reqs)
     for (std::int64_t i = 0, tiles = cuts.row_tiles(r); i < tiles; ++i) {
-      const RowTile tile = cuts.tile(r, i);
-      const std::int64_t part = cuts.part_of(tile, part_tiles), skipped = tile.key_begin / list.tile_keys % part;
-      std::int64_t parts = 0;
-      for (std::int64_t at = 0; at < tile.key_tiles; ++parts) {
-        const std::int64_t cut = at == 0 && list.split_keys > 0 ? part - skipped : part,
-                           next = std::min(at + cut, tile.key_tiles);
-        for (std::int64_t head = 0; head < heads && work.items < kMostTiles; ++head, ++work.items) dealer.deal(next - at);
-        at = next;
-      }
+      const std::int64_t parts = cuts.for_each_part(cuts.tile(r, i), part_tiles, [&](std::int64_t key_tiles) {
+        for (std::int64_t head = 0; head < heads && work.items < kMostTiles; ++head, ++work.items) dealer.deal(key_tiles);
+      });
       work.merges += parts > 1 ? heads : 0;
     }
   dealer.finish(work);
@@ -223,9 +160,9 @@ bool count_work(const Plan& plan, const DeviceList& list, const ItemCosts& costs
   }
   if (row_tiles * plan.problem.num_kv_heads > kMostTiles) return false;
   if (body.deals_itself())
-    count_shares(plan, list, cuts, work);
+    count_shares(plan, list, body, work);
   else
-    count_items(plan, list, cuts, Dealer(list.num_blocks / body.blocks_per_unit, costs), work);
+    count_items(plan, cuts, Dealer(list.num_blocks / body.blocks_per_unit, costs), work);
   return work.items < kMostTiles;
 }
 

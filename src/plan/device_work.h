@@ -22,7 +22,7 @@ struct ListWork {
   double read_bytes = 0;    ///< of K and V that the rows see, each counted once
 };
 
-/// Counts a list's work with the cuts of src/backend/gpu/schedule.h or src/backend/cuda/sm90/decode/scheduler.h. false if there
+/// Counts a list's work with the cuts or shares of src/schedule/, as the device makes them. false if there
 /// are more tiles than are worth counting.
 bool count_work(const Plan& plan, const DeviceList& list, const ItemCosts& costs, ListWork& work);
 

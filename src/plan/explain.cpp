@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: plan. Says which kernel serves a problem on a device, why every other one does not, and what the plan will do.
-// It asks the same rows and the same plan() that attend() relies on, so it cannot tell another story.
+// Stage: plan. Says which kernel serves a problem on a device, why every other kernel does not, and what the plan will do.
+// explain() asks the kernel rows and the plan() that attend() relies on, so its answer cannot differ from the real choice.
 #include <algorithm>
 
 #include "plan/select.h"
@@ -44,7 +44,7 @@ std::string device_line(const Device& d) {
                    d.backend == Backend::cpu ? " per core" : "");
 }
 
-/// Every reason for not using a row; a row that could have served is told which one came first.
+/// Returns every reason for not using a row; a row that could have served gets the name of the row that came first.
 std::vector<Refusal> refusals_of_others(const Problem& problem, const Device& device, const PlanSettings& settings,
                                         KernelHandle chosen) {
   std::vector<Refusal> refusals;
@@ -102,12 +102,13 @@ std::string device_plan_text(const Plan& p) {
                     p.bounds.num_reqs, p.bounds.num_tokens, p.bounds.max_query_len, p.bounds.max_seq_len);
   for (const std::string& assumption : p.assumptions) text += formatted("assumes   {}\n", assumption);
   for (const plan_detail::DeviceList& list : p.work().lists) {
-    text += formatted("tiles     {} score rows (query rows x {} group) by {} keys, on {} blocks{}{}\n", list.tile_rows,
-                      p.problem.group(), list.tile_keys, list.num_blocks,
-                      list.rounded_weights ? formatted("; weights rounded to {}",
-                                                       name(is_fp8(p.problem.kv_dtype) ? DType::f16 : p.problem.q_dtype))
-                                           : "",
-                      list.beside ? "; at the same time as the list before it" : "");
+    text +=
+        formatted("tiles     {} score rows (query rows x {} group) by {} keys, on {} blocks{}{}\n", list.tile_rows,
+                  p.problem.group(), list.tile_keys, list.num_blocks,
+                  plan_detail::body_of(list).rounds_weights
+                      ? formatted("; weights rounded to {}", name(is_fp8(p.problem.kv_dtype) ? DType::f16 : p.problem.q_dtype))
+                      : "",
+                  list.beside ? "; at the same time as the list before it" : "");
     text += formatted(
         "splits    {}: at most {} slices, {} merges, {} partial tiles\n",
         list.split_keys > 0 ? formatted("every {} keys", list.split_keys) : formatted("for about {} items", list.target_items),

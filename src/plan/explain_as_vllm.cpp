@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: plan. Which kernels vLLM would run for a problem on an AMD GPU: its use_rocm_custom_paged_attention of 2026-01,
+// Stage: plan. Kernels that vLLM would run for a problem on an AMD GPU: its use_rocm_custom_paged_attention of 2026-01,
 // condition by condition (window, dtype, head_dim, page_size, G, max_seq_len, ALiBi, cache type, sinks), and the hazards of that
 // choice.
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 using plan_detail::VllmFacts;
 
 constexpr std::string_view kArchs[] = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"};
-constexpr std::int64_t kMaxSeqLen = 131072;
+constexpr std::int64_t kMaxSeqLen = 131072;  // limit in vLLM's use_rocm_custom_paged_attention, 2026-01
 
 Status check_arguments(const Problem& p, std::string_view arch) {
   if (std::find(std::begin(kArchs), std::end(kArchs), arch) == std::end(kArchs))

@@ -19,8 +19,8 @@ Status shapes_fit(const Plan& plan, const Batch& batch, const KVCache& cache, co
 /// Requests and tokens of a batch against the bounds of a GPU plan.
 Status counts_within(const Plan& plan, const Batch& batch);
 
-/// Lengths against the bounds of a GPU plan; reads the index tensors, wherever they are, and waits for the device. Their rules
-/// hold.
+/// Checks lengths against the bounds of a GPU plan. Reads the index tensors, which must keep their rules, from host or device
+/// memory, and waits for the device.
 Status lengths_within(const Plan& plan, const Batch& batch);
 
 /// Size, alignment, and rule Q-M37: of a batch whose metadata is sound. Allocates only to complain.

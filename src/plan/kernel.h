@@ -13,6 +13,7 @@
 
 #include "plan/work.h"
 #include "quire/plan.hpp"
+#include "schedule/shares.h"
 
 namespace quire::plan_detail {
 
@@ -29,15 +30,14 @@ struct CpuTraits {
 struct Body {
   Role role;
   std::string_view name;  ///< ListPrediction::served_by
-  /// Tiles of keys in a block's share, at least, where blocks find equal shares of the work themselves (Stream-K) and no list is
-  /// written. 0: blocks draw the items of a list.
-  std::int64_t least_share = 0;
-  /// A share may grow by a part in so many to be a whole number of segments, or of a segment's parts. 0: it does not.
-  std::int64_t whole_share = 0;
+  /// Rounding of shares, where blocks find equal shares of the work themselves (Stream-K) and no list is written. Shares of 0
+  /// tiles: blocks draw the items of a list.
+  schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
   std::int64_t own_tiles_dim = 0;    ///< head_dim with tiles of other sizes, for which other head_dims' costs do not stand
-  bool deals_itself() const { return least_share > 0; }
+  bool rounds_weights = false;       ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
+  bool deals_itself() const { return shares.least > 0; }
 };
 
 /// Properties of a GPU kernel.
@@ -55,10 +55,10 @@ inline constexpr std::string_view kFirstInTable = "its row comes first in the ta
 
 struct KernelRow {
   Kernel info;
-  /// One reason for each condition of this row that the problem breaks (device conditions are added by refusals_of).
+  /// Returns a reason for each condition of this row that the problem breaks (refusals_of() adds device conditions).
   std::vector<std::string> (*refuses)(const Problem& problem, const Device& device);
   std::string_view why_first = kFirstInTable;  ///< advantage over later rows
-  /// Why a device that could run this row gets the next one, unless the row is asked for by name. Empty: it does not.
+  /// Returns why a device that could run this row gets the next row, unless the row is asked for by name; empty if it does not.
   std::string (*slower)(const Device& device) = [](const Device&) { return std::string(); };
   const CpuTraits* cpu = nullptr;  ///< set if info.backend is cpu
   const GpuTraits* gpu = nullptr;  ///< set otherwise

@@ -19,7 +19,7 @@
 namespace quire {
 namespace {
 
-/// A Problem may come from text or be written by hand; what check() guarantees for a batch is asked here again.
+/// Checks a Problem, which may come from text or be written by hand, for the properties that check() guarantees for a batch.
 Status sanity(const Problem& p) {
   const auto bad = [](std::string text) { return Status(Code::invalid_argument, "plan: " + std::move(text)); };
   if (p.num_kv_heads < 1 || p.num_q_heads < 1 || p.num_q_heads % p.num_kv_heads != 0)
@@ -127,7 +127,7 @@ std::int64_t assume(Assumed& assumed, const char* what, std::int64_t from_shapes
   return tighter ? said : from_shapes;
 }
 
-/// What the shapes of a batch say about lengths that nobody has read.
+/// Derives bounds of lengths that planning does not read from the shapes of a batch.
 Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettings& settings) {
   Assumed a;
   a.bounds.num_reqs = batch.seq_lens.shape[0];
@@ -199,7 +199,7 @@ std::string text_of_device_plan(const Plan& plan) {
 bool rounds_weights(const Plan& plan, std::int64_t query_len) noexcept {
   const std::int64_t rows = query_len * plan.problem.group();
   return std::any_of(plan.work().lists.begin(), plan.work().lists.end(), [&](const plan_detail::DeviceList& l) {
-    return l.rounded_weights && rows > l.min_rows && rows <= l.max_rows;
+    return plan_detail::body_of(l).rounds_weights && rows > l.min_rows && rows <= l.max_rows;
   });
 }
 

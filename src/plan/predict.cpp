@@ -25,7 +25,7 @@ const DeviceCosts* costs_of(const Device& device) {
   return nullptr;
 }
 
-/// Null: not measured. What was measured with tiles of other sizes says nothing.
+/// Costs of a list's body on a device; null if it was not measured. Costs of tiles of other sizes do not apply.
 const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
   if (!problem.has_equal_dims()) return nullptr;
   const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
@@ -84,7 +84,7 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   return true;
 }
 
-/// What running two lists at the same time saves: no more than all of the second.
+/// Seconds saved by running two lists at the same time: at most the time of the second list.
 double saved_seconds(const Plan& plan, const Prediction& prediction, const DeviceCosts& device) {
   if (plan.work().lists.size() != 2 || !plan.work().lists[1].beside || prediction.lists[0].items == 0 ||
       prediction.lists[1].items == 0)

@@ -9,7 +9,7 @@
 
 namespace quire::plan_detail {
 
-/// Every reason why this row cannot serve the problem on the device; empty if it can.
+/// Returns every reason why this row cannot serve the problem on the device; empty if it can.
 std::vector<std::string> refusals_of(const KernelRow& row, const Problem& problem, const Device& device);
 
 /// The chosen row (null if none) and, in table order, the refusals of the rows preferred over it (all rows if none).

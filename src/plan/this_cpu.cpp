@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: plan. What this machine's CPU can do, as planning sees it.
+// Stage: plan. Features of this machine's CPU, as planning sees them.
 // A vector feature counts only if the processor has it and the operating system saves its registers.
 #include "plan/this_cpu.h"
 

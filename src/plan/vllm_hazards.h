@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known to go wrong in vLLM (2026-01, AMD) with a given kernel choice and problem.
+// Known failures of vLLM (2026-01, AMD) with a given kernel choice and problem.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ struct VllmFacts {
 /// vLLM's word for the cache type: "auto", "fp8", "fp8_e5m2", or empty if it has none.
 std::string_view vllm_cache_dtype(const Problem& problem);
 
-/// One sentence per hazard: run-time failures first, then silent wrong answers, then cost.
+/// Returns a sentence per hazard: run-time failures first, then silent wrong answers, then cost.
 std::vector<std::string> vllm_hazards(const VllmFacts& facts);
 
 }  // namespace quire::plan_detail

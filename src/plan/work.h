@@ -45,7 +45,7 @@ struct WorkTile {
   std::int64_t key_end = 0;
   std::int64_t first_item = 0;      ///< items before this tile's num_parts * num_kv_heads
   std::int64_t first_merge = 0;     ///< merges before this tile's num_kv_heads (none if num_parts is 1)
-  std::int64_t first_partial = -1;  ///< of KV head 0; every head has num_parts * rows * group of them; -1 if num_parts is 1
+  std::int64_t first_partial = -1;  ///< first partial of KV head 0; every head has num_parts * rows * group; -1 if num_parts is 1
   bool operator==(const WorkTile&) const = default;
 };
 
@@ -55,13 +55,13 @@ enum class Role : std::int32_t {
   short_rows,   ///< few score rows of a request, in low tiles
   tall_rows,    ///< many score rows of a request, in high tiles
   decode,       ///< few score rows, in low tiles of a kernel made for decode
-  decode_wide,  ///< the same in higher tiles
+  decode_wide,  ///< few score rows, in higher tiles of a kernel made for decode
   prefill,      ///< many score rows, in tiles of a kernel made for prefill
 };
 
-/// One work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
+/// A work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
 /// Score row s of a request is query row s / group, head s % group of a KV head's group. Capacities hold for every batch within
-/// the bounds (src/plan/device_lists.cpp has the proof).
+/// the bounds (src/schedule/capacities.h has the proof).
 struct DeviceList {
   KernelHandle kernel;  ///< serves the list: the plan's, or one that takes what the plan's kernel leaves
   Role role = Role::rows;
@@ -75,24 +75,21 @@ struct DeviceList {
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each
-  /// Softmax weights of its rows may be rounded to the type of the query before they meet V (numerics.md, "Rounded
-  /// weights").
-  bool rounded_weights = false;
-  bool beside = false;  ///< is served at the same time as the list before it, on multiprocessors of its own
+  bool beside = false;            ///< is served at the same time as the list before it, on multiprocessors of its own
   bool operator==(const DeviceList&) const = default;
 };
 
 struct Work {
-  std::vector<WorkTile> tiles;    ///< of a CPU plan; heaviest items first
-  std::vector<DeviceList> lists;  ///< of a GPU plan; one kernel launch each
+  std::vector<WorkTile> tiles;    ///< CPU plan: tiles, heaviest items first
+  std::vector<DeviceList> lists;  ///< GPU plan: lists, one kernel launch each
   bool operator==(const Work&) const = default;
 };
 
 /// Items share nothing but the workspace and may run in any order; the order of the indices balances the threads. `index` is in
 /// [0, num_items()).
 WorkItem item_of(const Plan& plan, std::int64_t index) noexcept;
-/// One merge for each KV head of a split tile; it may run once all items of that tile and head are done. `index` is in
-/// [0, num_merges()).
+/// Merge number `index`, in [0, num_merges()): one merge for each KV head of a split tile. A merge may run once all items of its
+/// tile and head are done.
 MergeItem merge_of(const Plan& plan, std::int64_t index) noexcept;
 /// The merge that reads what item `index` writes; -1 if that item writes output itself.
 std::int64_t merge_after(const Plan& plan, std::int64_t index) noexcept;

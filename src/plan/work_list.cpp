@@ -32,7 +32,7 @@ std::int64_t score_rows(const Problem& problem, std::int64_t l2_bytes) {
 void choose_shapes(Plan& plan) {
   plan.tile_kv = kTileKv;
   plan.split_keys = kSplitKeys;
-  // Both paths are deterministic; a row's bits may differ between them, and which one it takes depends on its chunk.
+  // Both paths are deterministic, but a row's bits may differ between the paths, and the chunk decides the path of a row.
   plan.direct_rows = plan.batch_invariant ? 0 : plan.kernel.row().cpu->direct_rows;
   plan.tile_q = std::max<std::int64_t>(1, score_rows(plan.problem, plan.device.l2_bytes) / plan.problem.group());
 }
@@ -45,7 +45,7 @@ KeyPositions keys_of(const Problem& p, const Request& req, std::int64_t first_ro
   return {keys.begin, keys.end};
 }
 
-/// Every tile unsplit, in order of requests and rows.
+/// Returns every tile unsplit, in order of requests and rows.
 std::vector<WorkTile> whole_tiles(const Plan& plan) {
   const Problem& p = plan.problem;
   std::int64_t num_tiles = 0;

@@ -17,7 +17,7 @@ namespace quire::pool {
 #if defined(__linux__)
 
 Block allocate(std::int64_t bytes) {
-  // One huge page more than needed, so that an aligned block lies somewhere inside. Anonymous memory is zero.
+  // Reserve one huge page more than needed, so that the range contains an aligned block. Anonymous memory is zero.
   const auto size = static_cast<std::size_t>(bytes), reserved = size + kHugePageBytes;
   void* base = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return {};

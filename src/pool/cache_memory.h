@@ -19,7 +19,7 @@ struct Block {
 /// `bytes` > 0, a multiple of kHugePageBytes.
 Block allocate(std::int64_t bytes);
 
-/// How much of [data, data + bytes) huge pages back now; -1 if the system does not tell.
+/// Number of bytes of [data, data + bytes) that huge pages back now; -1 if the system does not tell.
 std::int64_t huge_page_bytes(const void* data, std::int64_t bytes);
 
 }  // namespace quire::pool

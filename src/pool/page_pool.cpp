@@ -26,7 +26,7 @@ struct Page {
 struct Request {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pages;
-  std::vector<std::int64_t> nodes;  // of the committed full pages, kNoNode where the prefix is no longer findable
+  std::vector<std::int64_t> nodes;  // nodes of the committed full pages, kNoNode if the prefix can no longer be found
   std::int64_t committed = 0;
   std::int64_t arrival = 0;
   bool preempted = false;
@@ -88,7 +88,7 @@ Status bad(std::string message) { return {Code::invalid_argument, std::move(mess
 Status validate_cache(const PagePoolOptions& o) {
   const PoolCacheOptions& c = o.cache;
   if (c.num_layers == 0) return {};
-  constexpr std::int64_t kMaxLayers = 1 << 16;
+  constexpr std::int64_t kMaxLayers = 1 << 16;  // more than any model has
   if (c.num_layers < 0 || c.num_layers > kMaxLayers)
     return bad(formatted("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
   if (c.num_kv_heads < 1) return bad(formatted("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
@@ -136,7 +136,7 @@ struct PagePool::State {
   Stats stats;
   quire::pool::Block memory;
 
-  /// Of all layers; 0 if the pool owns none. The options are valid.
+  /// Cache bytes of all layers; 0 if the pool owns no cache. The options are valid.
   std::int64_t cache_bytes() const {
     return options.cache.num_layers == 0 ? 0 : *layer_bytes(options) * options.cache.num_layers;
   }
@@ -168,7 +168,7 @@ struct PagePool::State {
   void publish(Request& r, std::int64_t i);
 };
 
-// Hands out the page that was least recently of use; what it held can no longer be found.
+// Hands out the page that was used least recently; its old contents can no longer be found.
 std::int32_t PagePool::State::take() {
   const auto id = static_cast<std::int32_t>(free.front());
   free.remove(id);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which page holds which prefix. A node stands for one exact prefix of full pages: the chain (parent node, tokens of one page)
+// Index from prefixes to pages. A node stands for one exact prefix of full pages: the chain (parent node, tokens of one page)
 // down to the root. Hashing only finds candidates; a hit is granted after the parent and every token were compared, so that
-// two prefixes with the same hash can never share a page. Knows nothing of reference counts.
+// two prefixes with the same hash can never share a page. The index does not know reference counts.
 #pragma once
 
 #include <cstdint>

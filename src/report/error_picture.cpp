@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where an output is wrong: |error| / tolerance by request x head, and by cell x dim for the worst cells. A cell is one head of
-// one row.
+// Error maps: |error| / tolerance by request x head, and by cell x dim for the worst cells. A cell is one head of one row.
+// Values only: src/report/html draws them.
 //
 // One pass over all compared elements keeps a maximum per (request, bin of heads) and a heap of the worst cells; a second pass
 // reads the elements of those few cells.
@@ -18,7 +18,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-/// How wrong one element is, or the worst of several. NaN and infinity out of place are worse than any ratio.
+/// Error of one element, or the largest of several. NaN and infinity out of place are larger than any ratio.
 struct Error {
   std::int64_t nonfinite = 0;
   double ratio = -1;  ///< -1: nothing finite was compared
@@ -113,7 +113,7 @@ class WorstRows {
     rows_.insert({error, at});
     if (static_cast<std::int64_t>(rows_.size()) > kMaxRows) rows_.erase(rows_.begin());
   }
-  /// In index order, so that neighbours in the batch are neighbours in the picture.
+  /// Returns the rows in index order, so that neighbours in the batch are neighbours in the picture.
   std::vector<RowHead> take() const {
     std::vector<RowHead> list;
     list.reserve(rows_.size());
@@ -226,7 +226,7 @@ json row_dim(const Errors& errors, const std::vector<RowHead>& rows, const Lengt
   return picture;
 }
 
-/// What the pictures leave out, in words.
+/// Adds a sentence about the elements that the pictures leave out.
 void add_left_out(json& picture, const Collected& all, std::int64_t bin) {
   const auto compared = std::count_if(all.requests.begin(), all.requests.end(), [](const auto& r) { return !r.heads.empty(); });
   json &map = picture["request_head"], &dims = picture["row_dim"];

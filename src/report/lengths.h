@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What pictures need to know about a batch's requests, read once from its index tensors (as the type that they are).
+// Lengths of a batch's requests for pictures, read once from its index tensors (by their dtype).
 //
-// A report is also drawn of batches that break the contract, so nothing here trusts a value: a length may be negative, owners of
-// rows are searched, not computed, and values are clamped so that sums of them stay far from overflow.
+// Reports are also made of batches that break the contract, so no function here trusts a value: a length may be negative, owners
+// of rows are searched, not computed, and values are clamped so that sums of them stay far from overflow.
 #pragma once
 
 #include <algorithm>

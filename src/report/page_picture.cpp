@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every physical page of the cache is to a batch: who reads it, how full it is, and whether its contents agree.
+// Page map: for every physical page of the cache, its readers, its number of filled slots, and whether its contents agree.
 //
-// Contents are judged by a few elements of KV head 0 in each slot: a slot that nobody wrote holds zeros (a fresh allocation) or
-// NaN (poison) throughout, and one look is enough to see that.
+// Contents are judged by a few elements of KV head 0 in each slot: a slot that was never written holds zeros (a fresh allocation)
+// or NaN (poison) throughout, so that a few elements are enough.
 #include <algorithm>
 #include <cmath>
 
@@ -21,7 +21,7 @@ constexpr const char* kStates[] = {"clean", "recycled", "hidden", "owned", "shar
 constexpr std::size_t kNumStates = std::size(kStates);
 constexpr std::size_t kListedOwners = 4;
 constexpr std::int64_t kElementsPerSlot = 8;
-constexpr std::int64_t kEnoughElements = 4;  ///< from here on, zeros by chance are out of the question
+constexpr std::int64_t kEnoughElements = 4;  ///< elements per slot from which zeros cannot be chance
 constexpr std::int64_t kSlotsOfUnowned = 4;
 
 struct Page {
@@ -38,7 +38,7 @@ class Slots {
  public:
   explicit Slots(const KVCache& cache) : cache_(cache), dims_(std::min({head_dim(cache), v_head_dim(cache), kElementsPerSlot})) {}
 
-  /// Nothing was ever stored there, as far as a look can tell.
+  /// Whether the slot looks as if no token was ever stored there.
   bool blank(std::int64_t page, std::int64_t slot) const {
     const bool k = blank_side(cache_.k, page, slot, /*is_key=*/true), v = blank_side(cache_.v, page, slot, /*is_key=*/false);
     return dims_ >= kEnoughElements ? k || v : k && v;
@@ -102,7 +102,7 @@ std::int64_t enter_request(std::vector<Page>& pages, const Batch& batch, const L
   return outside;
 }
 
-/// A few slots spread over a page that nobody reads are enough: who used it before filled it from its start.
+/// A few slots spread over a page without readers are enough: an earlier owner filled the page from its start.
 bool holds_something(const Slots& slots, std::int64_t id, std::int64_t page_size) {
   const std::int64_t step = bin_size(page_size, kSlotsOfUnowned);
   for (std::int64_t slot = 0; slot < page_size; slot += step)
@@ -123,7 +123,7 @@ void judge(Page& page, std::int64_t id, const Slots& slots, std::int64_t page_si
   }
 }
 
-/// One cell for pages [first, last): the worst page speaks for all, counts are summed.
+/// A cell of the picture for pages [first, last): state of the worst page, sums of the counts.
 json cell(const std::vector<Page>& pages, std::int64_t first, std::int64_t last) {
   std::int64_t worst = first, filled = 0, unwritten = 0;
   for (std::int64_t id = first; id < last; ++id) {

@@ -23,7 +23,7 @@ struct Pictures {
 };
 using SharedPictures = std::shared_ptr<const Pictures>;
 
-/// Null where there are none.
+/// Pictures as JSON; null if there are none.
 inline nlohmann::ordered_json pictures_json(const Pictures* pictures) {
   return pictures == nullptr ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(pictures->parts);
 }
@@ -42,13 +42,13 @@ inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table:
 nlohmann::ordered_json error_picture(const Tensor& output, const Tensor& lse, const Reference& reference, const Batch& batch,
                                      std::span<const std::int64_t> tokens = {});
 
-/// What every physical page is to the batch: owner, logical index, filled slots, and whether its contents agree with that. Reads
-/// a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed. `options` for the
-/// window: pages that it hides from every row need not be written. Null if the cache is not in host memory.
+/// Role of every physical page in the batch: owner, logical index, filled slots, and whether its contents agree with that role.
+/// Reads a few elements of KV head 0 per slot. Entries that point outside the cache are counted, not followed. `options` gives
+/// the window: pages that the window hides from every row need not be written. Null if the cache is not in host memory.
 nlohmann::ordered_json page_picture(const Batch& batch, const KVCache& cache, const Options& options);
 
-/// Which kernel wrote how many rows, beside the requests that they belong to. `counts` as from AttendOptions::rows; without them
-/// only `kernel` is named. `kernel` may be empty: then only the requests are listed.
+/// Number of rows that each kernel wrote, beside the requests of the rows. `counts` as from AttendOptions::rows; without counts
+/// only `kernel` is named. With an empty `kernel` only the requests are listed.
 nlohmann::ordered_json rows_picture(const Problem& problem, const std::string& kernel, std::span<const RowCount> counts = {});
 
 }  // namespace quire::report

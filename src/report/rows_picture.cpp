@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel wrote how many rows, beside the requests that they belong to, runs of equal requests in one line.
+// Table of rows per kernel, beside the requests of the rows; a run of equal requests takes one line.
 #include "report/pictures.h"
 #include "text/formatted.h"
 

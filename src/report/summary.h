@@ -14,12 +14,12 @@ namespace quire::report {
 struct MatrixSummary {
   std::string name;
   std::int64_t cases = 0, passed = 0, failed = 0, refused = 0;
-  std::int64_t num_elements = 0, num_compared = 0;  ///< of served cases
+  std::int64_t num_elements = 0, num_compared = 0;  ///< elements of served cases
   double seconds = 0, worst_ratio = 0;
 
   void add(const CaseResult& c);
 };
-/// One for each matrix, in the order in which they were run.
+/// Returns a summary for each matrix, in the order in which the matrices ran.
 std::vector<MatrixSummary> summaries(const Verdict& v);
 
 std::int64_t count(const Verdict& v, CaseStatus status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running softmax: a maximum and a sum, and how two of them combine. The only softmax merging in Quire.
+// The running softmax: a maximum and a sum, and how two of them combine. Kernels merge by these functions alone.
 //
 // A state stands for a set of keys: max = max s(k), sum = sum exp(s(k) - max). The empty set is (-inf, 0).
 // Combining is commutative and associative up to rounding, exact when one side is empty, and never produces NaN from
@@ -11,6 +11,23 @@
 #include "semantics/qualifiers.h"
 
 namespace quire::semantics {
+
+inline constexpr float kLog2e = 1.4426950408889634f;  ///< log2(e)
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+/// Powers of e. A kernel may bring those of another base: Exp::exp(0) is 1, and Exp::exp(-inf) is 0.
+struct NaturalExp {
+  QUIRE_HD static float exp(float x) { return expf(x); }
+};
+
+/// What weights of a set with this maximum are relative to. Every weight of the empty set is 0 by it: -inf - -inf would be NaN.
+QUIRE_HD float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
+
+/// The factor that brings sums of a set with this maximum to that of a union; also the weight of a score. An empty set has 0.
+template <class Exp = NaturalExp>
+QUIRE_HD float weight_in(float max, float max_of_union) {
+  return Exp::exp(max - base_of(max_of_union));
+}
 
 struct SoftmaxState {
   float max = -INFINITY;
@@ -24,13 +41,14 @@ struct Merged {
   float weight_b = 0.0f;
 };
 
+template <class Exp = NaturalExp>
 QUIRE_HD Merged combine(const SoftmaxState& a, const SoftmaxState& b) {
   // Empty sides first: exp(-inf - -inf) would be NaN, and x * 1 keeps the other side's bits.
   if (b.max == -INFINITY) return {a, 1.0f, 0.0f};
   if (a.max == -INFINITY) return {b, 0.0f, 1.0f};
   const float max = a.max > b.max ? a.max : b.max;
-  const float weight_a = expf(a.max - max);
-  const float weight_b = expf(b.max - max);
+  const float weight_a = Exp::exp(a.max - max);
+  const float weight_b = Exp::exp(b.max - max);
   return {{max, a.sum * weight_a + b.sum * weight_b}, weight_a, weight_b};
 }
 

@@ -6,16 +6,19 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "semantics/qualifiers.h"
 
 namespace quire::semantics {
 
 /// Key positions [begin, end).
-struct KeyRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
+template <class Int>
+struct KeyRangeIn {
+  Int begin = 0;
+  Int end = 0;
 };
+using KeyRange = KeyRangeIn<std::int64_t>;
 
 /// A row at position q sees the keys q - before to q + after, as far as they exist.
 struct Reach {
@@ -54,18 +57,21 @@ QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t first, std::int
 }
 
 // Ranges of causal rows at the end of their keys, where q_pos >= 0 and all keys up to q_pos exist. Kernels that take nothing else
-// use them.
+// use them. Int: 64 bits unless the caller says otherwise. Fewer are enough where q_pos + 1 and window fit them.
 
 /// Keys visible to the query at position q_pos: k <= q_pos and q_pos - k < window. window <= 0 means no window.
-QUIRE_HD KeyRange visible_range(std::int64_t q_pos, std::int64_t window) {
-  const std::int64_t end = q_pos + 1;
-  const std::int64_t begin = window > 0 && end > window ? end - window : 0;
+template <class Int = std::int64_t>
+QUIRE_HD KeyRangeIn<Int> visible_range(std::type_identity_t<Int> q_pos, std::type_identity_t<Int> window) {
+  const Int end = q_pos + 1;
+  const Int begin = window > 0 && end > window ? end - window : 0;
   return {begin, end};
 }
 
 /// Union over query positions [first, last]; contiguous because both ends grow with the position.
-QUIRE_HD KeyRange visible_range(std::int64_t first, std::int64_t last, std::int64_t window) {
-  return {visible_range(first, window).begin, last + 1};
+template <class Int = std::int64_t>
+QUIRE_HD KeyRangeIn<Int> visible_range(std::type_identity_t<Int> first, std::type_identity_t<Int> last,
+                                       std::type_identity_t<Int> window) {
+  return {visible_range<Int>(first, window).begin, last + 1};
 }
 
 }  // namespace quire::semantics

@@ -38,7 +38,7 @@ void for_each_index(std::size_t count, std::size_t num_threads, Work&& work) {
   });
 }
 
-/// On every core.
+/// Runs work(index) for all indices, on every core.
 template <typename Work>
 void for_each_index(std::size_t count, Work&& work) {
   for_each_index(count, available(), work);

@@ -11,9 +11,10 @@
 namespace quire::verify_detail {
 namespace {
 
-constexpr std::size_t kQuickTurns = 4;  ///< of one shape
+constexpr std::size_t kQuickTurns = 4;  ///< lines of one shape in a quick run
 
-/// Counts that share no factor, and a step between shapes: everything meets everything.
+/// Combination number `turn`. The counts of layouts, scales and index types share no factor, and each shape starts at another
+/// turn, so that every value meets every other.
 std::string combination(const TypePair& types, std::size_t turn) {
   constexpr const char* kLayouts[] = {"nhd", "hnd", "packed"};
   constexpr const char* kScales[] = {"", " kscale=head vscale=tensor", " kscale=tensor vscale=tensor",
@@ -77,7 +78,7 @@ class Matrix {
     }
   }
 
-  /// Data that no line describes has lines of its own. Those with huge offsets cost gigabytes: one pair of types each.
+  /// Adds lines for data that no problem line describes. Huge offsets cost gigabytes: they get one pair of types.
   void add_special(const Entry& special) {
     const std::vector<std::int64_t> dims = dims_of(special.line.problem.head_dim, 1);
     std::vector<TypePair> types = asked_.types;

@@ -40,11 +40,11 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   return {Code::internal_error, formatted("{} rows (token x head) were counted, the batch has {}", rows, expected)};
 }
 
-/// The same on the GPU that is current: the case goes there and its outputs come back.
+/// Runs the case on the current GPU: uploads the case and downloads its outputs.
 Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memory, std::string& served_by) {
   const Result<cases::DeviceCase> there = cases::DeviceCase::upload(c, memory);
   if (!there.ok()) return there.status();
-  // As engines do, and as rounded_on() knows: which kernel serves a row may depend on how long requests can be.
+  // Give the plan the longest request, as engines and rounded_on() do: the kernel of a row may depend on this bound.
   PlanSettings bounded = settings;
   bounded.max_query_len = problem_of(c.batch, c.cache, c.options).max_query_len();
   const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), bounded);

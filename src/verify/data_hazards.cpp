@@ -2,7 +2,7 @@
 // Hazards whose data a problem line cannot describe: every fp8 code, scores of -inf, NaN in a visible key, offsets beyond 32
 // bits, stale table entries.
 //
-// All of them start from a made case, whose NaNs mark what nobody may read.
+// All hazards start from a made case, whose NaNs mark the memory that no kernel may read.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -16,9 +16,9 @@
 namespace quire::verify_detail {
 namespace {
 
-constexpr std::int64_t kImpossiblePage = 2147480000;  // in range for int32, far outside any cache
+constexpr std::int64_t kImpossiblePage = 2147480000;  // page id in range for int32, far outside any cache
 
-/// Every element of a contiguous tensor that is not poison.
+/// Visits every element of a contiguous tensor that is not poison.
 template <typename Visit>
 void for_each_value(const Tensor& t, Visit&& visit) {
   for (std::int64_t i = 0; t.present() && i < t.num_elements(); ++i)
@@ -42,7 +42,7 @@ std::int64_t first_request_key(const Case& c, std::int64_t position, std::int64_
   return key_element(c.cache, page, position % size, head, d);
 }
 
-/// Every finite code occurs in K and V, subnormals, both zeros and the largest values included; k_scale brings scores to a few
+/// Puts every finite code into K and V, subnormals, both zeros and the largest values included; k_scale brings scores to a few
 /// tens.
 void store_every_fp8_code(Case& c) {
   std::vector<std::uint8_t> all(256), finite;
@@ -74,14 +74,14 @@ void make_scores_minus_infinite(Case& c, std::int64_t skipped = 0) {
         semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, k, h, 0), -INFINITY);
 }
 
-constexpr std::int64_t kRunOfKeys = 4;  // as long as the runs of the shards that meet it
+constexpr std::int64_t kRunOfKeys = 4;  // keys; length of a run in the shards that this hazard is tested with
 
 void make_queries_zero(Case& c) {
   const Tensor& q = c.batch.query;
   for_each_value(q, [&](std::int64_t i) { semantics::store(q.data, q.dtype, i, i % 2 == 0 ? 0.0f : -0.0f); });
 }
 
-/// In the last KV head of a key in the middle of request 0: rows before it do not see it.
+/// Puts a NaN into the last KV head of a key in the middle of request 0; rows before that key do not see it.
 void put_nan_into_a_key(Case& c) {
   const std::int64_t seq_len = semantics::load_index(c.batch.seq_lens.data, c.batch.seq_lens.dtype, 0);
   semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, seq_len / 2, num_kv_heads(c.cache) - 1, 0),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hazards of size and of types: batches, requests and contexts that reach further than others, and every type in every layout
-// with every form of scales. They are no part of hazards(), which tests run on every kernel in every combination.
+// with every form of scales. hazards(), which tests run on every kernel in every combination, does not contain these cases.
 #include <algorithm>
 
 #include "text/formatted.h"

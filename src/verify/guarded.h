@@ -11,7 +11,7 @@
 
 namespace quire::verify_detail {
 
-/// How the elements lie in memory: back to back, with gaps behind every head and row, or with gaps between all elements, too.
+/// Placement of elements in memory: back to back, with gaps after every head and row, or also with gaps between all elements.
 enum class Spread { contiguous, gaps, apart };
 
 class Guarded {
@@ -19,7 +19,7 @@ class Guarded {
   /// `like` gives shape and dtype (f32, f16 or bf16; rank 2 or 3).
   Guarded(const Tensor& like, Spread spread);
 
-  /// Where the target writes; lives as long as this object.
+  /// Tensor that the target writes; lives as long as this object.
   Tensor view;
 
   /// The elements in index order. Call once, after the target has run.
@@ -29,7 +29,7 @@ class Guarded {
 
  private:
   std::vector<std::byte> bytes_;
-  std::size_t first_ = 0;  ///< of the first element
+  std::size_t first_ = 0;  ///< offset of the first element, in bytes
   std::int64_t damaged_ = 0;
 };
 

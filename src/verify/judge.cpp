@@ -15,9 +15,9 @@ namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kSliceWork = 40'000'000;  // visible pairs x heads x dims up to which requests are run again one by one
-constexpr std::int64_t kChunk = 7;
+constexpr std::int64_t kChunk = 7;               // rows of a chunk in check "chunks"; divides no tile height
 
-/// Something of every byte of an input: the order of words counts.
+/// Hash of all bytes of an input, sensitive to the order of words.
 std::uint64_t hash_of(const Tensor& t) {
   if (!t.present() || !t.is_contiguous()) return 0;
   const auto* data = static_cast<const std::byte*>(t.data);
@@ -71,7 +71,7 @@ std::string difference(const Tensor& like, const std::vector<std::byte>& a, cons
                    semantics::load(b.data(), like.dtype, first));
 }
 
-/// What a failed comparison says; rows of a sample get their real numbers.
+/// Text of a failed comparison; rows of a sample get their numbers in the batch.
 std::string finding(const Comparison& c, const std::vector<std::int64_t>& tokens) {
   if (c.ok) return {};
   if (tokens.empty()) return c.text;
@@ -165,7 +165,7 @@ bool Judge::moved_an_element() const {
   return wants_lse() && judge_lse_moved();
 }
 
-/// The same for lse, where a difference of d changes weights by a factor of exp(d).
+/// Whether the call moved an lse, where a difference of d changes weights by a factor of exp(d).
 bool Judge::judge_lse_moved() const {
   const std::int64_t heads = p_.c.batch.output.shape[1];
   for (std::int64_t i = 0; i < p_.expected.num_tokens * heads; ++i) {
@@ -270,7 +270,7 @@ void Judge::judge_inputs(std::uint64_t before, std::uint64_t after) {
   if (before != after) report("canaries", CheckState::fail, "the call changed one of its inputs");
 }
 
-/// One call over poison answers for "strides", too, if nothing is wrong. No call where another call has answered.
+/// Runs one call over poison with gaps, which also decides "strides" if nothing is wrong. Makes no call if an earlier one passed.
 bool Judge::passes_with_gaps() {
   if (gaps_passed_ || !target_.in_place || !target_.deterministic || !asks("strides")) return false;
   const Written w = call(target_.attend, Spread::gaps);
@@ -294,7 +294,7 @@ void Judge::judge_poison(const std::string& check, const char* poison) {
                   formatted("the call failed with {} where nothing may be read: {}", poison, w.status.message()));
   if (w.same_bits(first_)) return report(check, CheckState::pass, {});
   bits_differed_ = true;
-  // Without a promise about bits only the values can be wrong.
+  // A target that promises no equal bits can fail only by its values.
   Judge values(target_, p_, {"values", "lse"});
   values.judge_values(w, "values", "lse");
   const bool wrong = values.failed();
@@ -331,7 +331,7 @@ void Judge::judge_repeat() {
          "a second call on the same input: " + difference(p_.c.batch.output, first_.out, again.out, "output"));
 }
 
-/// One call with gaps per variant answers for both checks if nothing is wrong; large cases ask the last variant only.
+/// Runs one call with gaps per variant, which decides both checks if nothing is wrong; large cases run the last variant only.
 bool Judge::strides_and_threads_at_once() {
   if (!target_.in_place || target_.variants.empty() || !asks("strides") || !asks("threads")) return false;
   for (std::size_t i = is_large() ? target_.variants.size() - 1 : 0; i < target_.variants.size(); ++i) {
@@ -394,7 +394,7 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
   Written w = call(one_by_one, Spread::contiguous);
   const std::string what = chunk > 0 ? formatted("requests in chunks of {}", chunk) : std::string("requests one by one");
   if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
-  if (target_.invariant && whole.status.ok()) {  // the same bits everywhere may be wrong everywhere
+  if (target_.invariant && whole.status.ok()) {  // equal bits may be equally wrong: judge the values, too
     Judge values(target_, p_, {"values", "lse"});
     values.judge_values(whole, "values", "lse");
     if (values.failed()) return report(check, CheckState::fail, "the plan for the same bits: " + values.first_failure());

@@ -20,7 +20,7 @@ namespace quire::verify_detail {
 /// The names of all checks, in the order in which they are made and reported.
 const std::vector<std::string>& check_names();
 
-/// What one call wrote.
+/// Memory that one call wrote, and its status.
 struct Written {
   Status status;
   std::string kernel;
@@ -45,7 +45,7 @@ class Judge {
   /// Checks in the order of check_names(); status, kernel, reason and counts. `seconds` is the caller's to know.
   CaseResult result() const;
 
-  /// What the first call wrote, as tensors of the whole batch.
+  /// Output of the first call, as a tensor of the whole batch.
   Tensor output() const;
 
   /// Whether the first call moved an element: by more than a unit in its last place and 2^-16 of sum p |V|, which is more than
@@ -88,10 +88,10 @@ class Judge {
 /// Poisons the case for one phase; a sparse case stays as it is.
 Status poison(Prepared& p, PoisonKind kind);
 
-/// All phases for one target. The case is left with zeros where nothing may be read.
+/// Runs all phases for one target. Afterwards the case holds zeros in memory that no kernel may read.
 CaseResult judge(const Target& target, Prepared& p, const std::set<std::string>& asked);
 
-/// Every check but the disabled ones and those that the target skips.
+/// Returns every check except disabled ones and those that the target skips.
 std::set<std::string> asked_checks(const Target& target, const std::vector<std::string>& disabled);
 
 }  // namespace quire::verify_detail

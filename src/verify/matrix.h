@@ -15,7 +15,7 @@
 
 namespace quire::verify_detail {
 
-/// What is done to a made case where the hazard lies in the values rather than in the shape.
+/// Change of a made case, for hazards that lie in the values rather than in the shape.
 enum class Special {
   none,
   every_fp8_code,         ///< every finite code of the cache's type occurs in K and V
@@ -40,18 +40,18 @@ struct Entry {
 struct Hazard {
   std::string name;
   std::vector<std::string> shapes;
-  std::int64_t least_dim = 1;  ///< with fewer dims it is no such hazard
+  std::int64_t least_dim = 1;  ///< smallest head_dim that shows the hazard
 };
 const std::vector<Hazard>& hazards();
 
-/// Every query type, cache type, layout, scale form and index type; type_matrix() has the pairs that do not meet here.
+/// Combinations with every query type, cache type, layout, scale form and index type; type_matrix() has the missing pairs.
 const std::vector<std::string>& type_combinations();
 
 /// The shape's line for one combination. A head_dim that packed chunks do not divide falls back to nhd, and under an 8-bit query
 /// every key is cached; an empty line (no heads) if the text cannot be parsed.
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed);
 
-/// Every hazard with every combination, or with a few that take turns; then far_matrix(), type_matrix() and row_type_matrix().
+/// Entries of every hazard with every combination, or with a few in turns; then far_matrix(), type_matrix(), row_type_matrix().
 std::vector<Entry> hazard_matrix(bool quick);
 
 /// Types, head_dims and layouts that take the place of a line's own; an empty list leaves them as they are.
@@ -66,8 +66,8 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
 /// Contexts spread over ranks, in a few combinations of types.
 std::vector<Entry> shard_matrix(bool quick);
 
-/// More than 300 requests, more than 4096 rows of one request, more than 100,000 tokens of one context: each shape in a few
-/// combinations of types, over few and narrow heads.
+/// Entries with more than 300 requests, more than 4096 rows of one request, or more than 100,000 tokens of one context: each
+/// shape in a few combinations of types, over few and narrow heads.
 std::vector<Entry> far_matrix(const AskedTypes& asked, bool quick);
 
 bool reaches_far(const Entry& entry);
@@ -76,15 +76,15 @@ bool reaches_far(const Entry& entry);
 /// and each query type and index type meets each of them.
 std::vector<Entry> type_matrix(const AskedTypes& asked);
 
-/// Queries and outputs of 8 bits, over several caches and shapes. Of asked types it has those of 8-bit queries: others say
-/// nothing of outputs.
+/// Entries with queries and outputs of 8 bits, over several caches and shapes. From `asked` only types with 8-bit queries are
+/// taken, because the others do not tell the type of outputs.
 std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick);
 
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);
 
-/// Every shape of every hazard in each of these, as far as its point allows: hazards that need more dims are left out, every fp8
-/// code occurs in fp8 caches and infinite scores in others.
+/// Entries of every shape of every hazard in the asked types, dims and layouts, as far as the hazard's point allows: hazards that
+/// need more dims are left out, every fp8 code occurs in fp8 caches and infinite scores in others.
 std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 
 /// Whether a problem has a query or an output of fp8_e4m3fn (decision 20).

@@ -15,9 +15,9 @@
 namespace quire::verify_detail {
 namespace {
 
-/// Where and how the reference's rows are stored.
+/// Mistakes in storing the rows of the reference.
 struct Store {
-  double factor = 1;           ///< of the output; 1 + 4e-7 changes bits of an f32 and stays within its tolerance
+  double factor = 1;           ///< multiplies the output; 1 + 4e-7 changes bits of an f32 within its tolerance
   bool skip_last_row = false;  ///< leaves the last token's rows as they are
   bool skip_lse = false;
   bool dense = false;  ///< takes the output for contiguous
@@ -162,8 +162,8 @@ std::vector<Mutant> catalogue_mutants() {
     t.name = fault.id;
     t.attend = [id = fault.id](const Case& c, std::string&) -> Status {
       const Status s = attend_with_fault(c.batch, c.cache, c.options, id);
-      // Where the fault cannot show, such a kernel is right. (It may show on the same case with other poison.) An error is no
-      // fault noticed either.
+      // A kernel with the fault is right on a case where the fault cannot show, although the fault may show with other poison. A
+      // returned error would not count as noticed either.
       return s.ok() ? s : attend_reference(c, {});
     };
     // Right rows may come from the reference or from the faults' own model: equal values, not equal bits. So only a wrong value

@@ -15,18 +15,18 @@ namespace quire::verify_detail {
 struct Mutant {
   std::string id, family, text;
   Target target;
-  std::string check;  ///< of a mutant of the call: the check that exists to notice it; empty for the catalogue
-  /// Of a mutant of the call: whether it makes a difference on a case. Null for the catalogue, whose outputs tell.
+  std::string check;  ///< mutant of the call: the check that exists to notice it; empty for the catalogue
+  /// Mutant of the call: returns whether it makes a difference on a case. Null for the catalogue, whose outputs tell.
   std::function<bool(const Prepared&)> can_show = {};
 };
 
-/// Every entry of faults().
+/// Mutants for every entry of faults().
 std::vector<Mutant> catalogue_mutants();
 
-/// The fp64 reference, rounded once, called by somebody who makes one mistake. Each is a promise of Target broken.
+/// Mutants of the call: the fp64 reference, rounded once, called with one mistake. Each mutant breaks one promise of Target.
 std::vector<Mutant> call_mutants();
 
-/// The same without the mistake: nothing may be found.
+/// Target without a mistake, the fp64 reference rounded once: no check may fail.
 Target right_target();
 
 }  // namespace quire::verify_detail

@@ -68,7 +68,7 @@ Tensor empty_like(Case& owner, const Tensor& t) {
   return copy;
 }
 
-/// One rank's share of a case, with f32 places for its part.
+/// A rank's share of a case, with f32 memory for its partial result.
 class RankCase {
  public:
   RankCase(const Case& whole, const ContextShard& shard, const Tensor& out, const Tensor& lse) : whole_(whole), shard_(shard) {
@@ -182,7 +182,7 @@ Target rank_mutant(const FaultInfo& fault, const ContextShard& shard) {
   return t;
 }
 
-/// One mutant on one case, with zeros where nothing may be read.
+/// Runs one mutant on one case, with zeros in memory that no kernel may read.
 void plant_rank_mutant(const FaultInfo& fault, const PowerCase& c, Prepared& p, const std::set<std::string>& checks,
                        MutantResult& r) {
   const Target target = rank_mutant(fault, c.entry.shard);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Targets whose contexts are spread over ranks: somebody's attention on each rank's keys with Quire's merge, and faults of ranks.
+// Targets whose contexts are spread over ranks: any target's attention on each rank's keys with Quire's merge, and rank faults.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ Target over_ranks(const Target& target, const ContextShard& shard);
 /// "over 3 ranks, interleaved by 2"; empty for one rank.
 std::string text_of(const ContextShard& shard);
 
-/// Every fault of rank_faults() on the entries that are spread over ranks, through the checks of values, until one notices it.
+/// Runs every fault of rank_faults() on the entries that are spread over ranks, through checks of values, until one notices it.
 std::vector<MutantResult> measure_rank_power(const std::vector<PowerCase>& cases, const PowerOptions& options);
 
 }  // namespace quire::verify_detail

@@ -18,7 +18,8 @@ const std::set<std::string> kValueChecks = {"values", "lse", "rows", "nan_poison
 /// visible pairs x heads x dims beyond which planting every fault would take too long.
 constexpr std::int64_t kMaxWork = 40'000'000;
 
-/// One case of every hazard, then the second of each, ...: most faults fall to the first cases. Refused ones last.
+/// Orders cases: the first case of every hazard, then the second of each, ..., because the first cases kill most faults. Refused
+/// cases come last.
 void interleave(std::vector<PowerCase>& cases) {
   std::map<std::string, int> seen;
   std::vector<std::pair<int, std::size_t>> order;
@@ -72,7 +73,7 @@ class Power {
     return !options_.progress || options_.progress(static_cast<std::size_t>(killed), results_.size());
   }
 
-  /// Indices of mutants of the call, or of the catalogue, that nobody has noticed yet.
+  /// Indices of mutants of the call, or of the catalogue, that no check has noticed yet.
   std::vector<std::size_t> alive(bool of_call) const {
     std::vector<std::size_t> list;
     for (std::size_t i = 0; i < mutants_.size(); ++i)
@@ -140,7 +141,8 @@ class Power {
     const std::string& check = mutants_[i].check;
     const bool check_skipped = !check.empty() && options_.skipped.contains(check);
     r.asked = r.killed || (r.check.empty() && !check_skipped);
-    // What was noticed anywhere can show, if only on a case that was not asked. With a check of values left out nobody knows.
+    // A fault that was noticed can show, even if only on a case that was not asked. If a check of values is left out, an
+    // unnoticed fault counts as one that can show.
     const bool complete = std::includes(all_checks_.begin(), all_checks_.end(), kValueChecks.begin(), kValueChecks.end());
     r.can_show = r.can_show || r.killed || !r.asked || (check.empty() && !complete);
   }

@@ -28,20 +28,20 @@ struct PowerOptions {
   std::function<bool(std::size_t killed, std::size_t total)> progress;  ///< false stops
 };
 
-/// One result per fault, in the order of the catalogue. Empty if stopped.
+/// Returns a result per fault, in the order of the catalogue; empty if stopped.
 std::vector<MutantResult> measure_power(std::vector<PowerCase> cases, const PowerOptions& options);
 
-/// One kind of case of that test.
+/// A kind of case of vLLM's test_prefix_prefill.py.
 struct PeerCase {
   std::string name, line;
   double atol = 0;
 };
 const std::vector<PeerCase>& peer_cases();
 
-/// Ids in faults() of the ten faults of a published study of that test.
+/// Ids in faults() of the ten faults of a published study of vLLM's test.
 const std::vector<std::string>& study_faults();
 
-/// Every fault that can show on the case, judged by max |output - reference| > atol on a sample of rows.
+/// Judges every fault that can show on the case by max |output - reference| > atol on a sample of rows.
 Result<PeerPower> measure_peer(const PeerCase& c, int num_threads);
 
 }  // namespace quire::verify_detail

@@ -29,16 +29,16 @@ inline constexpr std::int64_t kReferenceBudget = 10'000'000'000;
 /// Makes the data and computes the reference. unsupported if this machine has no room for it.
 Result<Prepared> prepare(const Entry& entry, std::int64_t budget = kReferenceBudget);
 
-/// For every query row of a case, whether its softmax weights are rounded to the type of the query.
+/// Returns, for every query row of a case, whether its softmax weights are rounded to the type of the query.
 using RoundedRows = std::function<std::vector<bool>(const Case&)>;
 
-/// What a target says of itself; null if it rounds none.
+/// Returns the rounding that a target declares; null if it rounds no weights.
 RoundedRows rounded_rows_of(const Target& target);
 
 /// Judges these rows by the wider tolerance of allow_rounded_weights().
 Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& rounded);
 
-/// The same with data that the caller brings.
+/// Computes the reference for data that the caller brings.
 Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kReferenceBudget);
 
 /// Changes the values of a made case as the special says. False if there is no memory for it.

@@ -11,7 +11,7 @@ namespace quire::verify_detail {
 namespace {
 
 constexpr std::int64_t kMaxWorkRandom = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
-constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< the same of a line that reaches far
+constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< limit for a line with far requests or large sizes
 constexpr std::int64_t kFarOneIn = 24;
 constexpr std::int64_t kEightBitsOneIn = 8;
 constexpr std::uint64_t kRowTypesStream = 0x8B175;
@@ -49,8 +49,8 @@ void draw_types(Draw& draw, ProblemLine& line) {
   line.index_dtype = draw.chance(2) ? DType::i64 : DType::i32;
 }
 
-/// Now and then rows of 8 bits: outputs, or, where every key is cached, queries. A stream of its own leaves other lines as they
-/// are.
+/// Draws rows of 8 bits in one line of kEightBitsOneIn: outputs, or queries if every key is cached. A random stream of its own
+/// leaves other lines as they are.
 void draw_row_types(Draw draw, Problem& p) {
   if (!draw.chance(kEightBitsOneIn)) return;
   p.output_dtype = DType::fp8_e4m3fn;
@@ -73,8 +73,8 @@ void draw_place(Draw& draw, Request& r, bool may_lack_keys) {
   if (cached) r.shift = std::max(draw.of(kShifts), -(r.key_begin + r.context_len));
 }
 
-/// Now and then requests that are not causal, shards of a context, rows elsewhere. A stream of its own leaves other lines as they
-/// are.
+/// Draws, in one line of kMasksOneIn, requests that are not causal, shards of a context, or rows elsewhere. A random stream of
+/// its own leaves other lines as they are.
 void draw_masks(Draw draw, Problem& p) {
   if (!draw.chance(kMasksOneIn)) return;
   switch (draw.below(4)) {
@@ -109,7 +109,8 @@ void draw_sizes(Draw& draw, Problem& p) {
   }
 }
 
-/// Now and then a V with a head_dim of its own, or in K's rows. A stream of its own leaves other lines as they are.
+/// Draws, in one line of kOwnVOneIn, a V with its own head_dim or in K's rows. A random stream of its own leaves other lines
+/// alone.
 void draw_own_v(Draw draw, ProblemLine& line) {
   if (!draw.chance(kOwnVOneIn)) return;
   Problem& p = line.problem;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kForms[] = {"none", "tensor", "head"};
 
-/// Every value that a type, layout, form or index may have, as Reach::add() names it.
+/// Returns every value that a type, layout, form or index may have, by the names of Reach::add().
 std::vector<std::string> all_values() {
   std::vector<std::string> all;
   for (const char* cache : {"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"})

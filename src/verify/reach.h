@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run asked: the range of each attribute over the cases that were served. Beyond it, nothing was seen.
+// Reach of a run: the range of each attribute over the cases that were served. A verdict says nothing about batches beyond.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class ReachCount {
  public:
   void add(const ProblemLine& line);
 
-  /// No ranges if no line was added.
+  /// Returns the reach; it has no ranges if no line was added.
   Reach reach() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries and outputs of 8 bits (decision 20), on batches that split keys, fill tiles and merge. They are no part of hazards(),
-// most of whose shapes have rows outside the cache, which an 8-bit query may not have.
+// Queries and outputs of 8 bits (decision 20), on batches that split keys, fill tiles and merge. hazards() has no such cases:
+// most of its shapes have rows outside the cache, which an 8-bit query may not have.
 #include <algorithm>
 #include <iterator>
 

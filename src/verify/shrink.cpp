@@ -111,7 +111,7 @@ void drop_masks(Candidates& list, const ProblemLine& line) {
     p.has_causal = false;
     p.window_right.reset();
   });
-  // One flag for all is plainer than one a request. From a causal line it would lead back to where the line came from.
+  // A single flag for all requests is simpler than one flag per request. A line that is causal already would return to itself.
   if (line.problem.has_causal)
     each([](Problem& p, Request& r) {
       p.causal = r.causal = false;

@@ -22,8 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kShrunkPerCheck = 5;          ///< findings of one target and check that are shrunk; more of them are listed whole
-constexpr std::size_t kFindingsKept = 200;  ///< in memory; the files have all of them
-constexpr double kSecondsBetweenLogs = 60;
+constexpr std::size_t kFindingsKept = 200;  ///< findings kept in memory; the files hold all
+constexpr double kSecondsBetweenLogs = 60;  ///< time between lines of log.txt
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -114,7 +114,7 @@ class Soak {
     return {};
   }
 
-  /// False if the case failed.
+  /// Runs one case; false if it failed.
   Result<bool> ask_one(std::size_t i, const Prepared& shared) {
     const Target& target = targets_[i];
     const ProblemLine& line = shared.entry.line;

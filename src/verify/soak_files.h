@@ -14,7 +14,7 @@ namespace quire::verify_detail {
 struct SoakState {
   std::uint64_t seed = 1;
   std::int64_t next = 0;  ///< the first line that was not asked
-  double seconds = 0;     ///< of all runs
+  double seconds = 0;     ///< time of all runs
   std::vector<SoakCounts> counts;
   std::string running;                   ///< the line that is asked at the moment; empty in a state that was left by a clean stop
   std::vector<std::string> interrupted;  ///< lines that ran when their process ended
@@ -28,11 +28,11 @@ class SoakFiles {
 
   /// Replaces `state` by the one in the folder, if there is one. parse_error for a file that is no state.
   Status load(SoakState& state) const;
-  /// Written beside the old one and renamed: a state is there as a whole or not at all.
+  /// Writes a new file and renames it over the old one: the folder always holds a complete state.
   Status save(const SoakState& state) const;
-  /// One line, with the time before it.
+  /// Adds one line to the log, with the time in front.
   Status log(const std::string& text) const;
-  /// The smallest line that fails, or the whole, under what was found: a case file for `python -m quire verify --lines`.
+  /// Adds the finding as a comment, then the smallest failing line or the whole one: a file for `python -m quire verify --lines`.
   Status add(const SoakFinding& finding) const;
 
  private:

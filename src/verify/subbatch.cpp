@@ -64,12 +64,12 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   one.batch.block_table = rows_of(b.block_table, r, 1);
   one.batch.causal = rows_of(b.causal, r, 1);
   one.batch.key_begin = rows_of(b.key_begin, r, 1);
-  // Where keys do not end with the chunk's last row, the chunk sees all of them, from where its rows stand.
+  // If the keys do not end with the chunk's last row, the chunk keeps all keys of the request, and its rows keep their positions.
   const Request req = request_of(b, c.options, r);
   const bool at_end = req.causal && !b.q_begin.present(), whole = rows == req.query_len;
   if (!at_end) one.batch.seq_lens = index_tensor(one, dtype, {req.seq_len()});
   if (at_end || (whole && !b.q_begin.present())) return one;
-  // Rows may stand before position 0 where nobody gave them one; only distances count.
+  // Rows may stand before position 0 if the batch has no q_begin; only distances count.
   const std::int64_t first = std::max<std::int64_t>(0, req.first_row() + row_begin), key = first - req.first_row() - row_begin;
   one.batch.q_begin = index_tensor(one, dtype, {first});
   one.batch.key_begin = index_tensor(one, dtype, {key});

@@ -16,13 +16,13 @@ constexpr std::array kCaches = {DType::f16,          DType::bf16,     DType::f32
                                 DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz};
 constexpr std::array kLayouts = {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed};
 constexpr std::array kSupportedForms = {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head};
-/// Of plain lines; then of lines with one other value.
+/// Values of plain lines (kPlain...), and of lines that differ from a plain one in one value.
 constexpr std::array<std::int64_t, 5> kPlainDims = {64, 128, 32, 16, 256};
 constexpr std::array<std::int64_t, 5> kPlainPages = {16, 32, 64, 256, 8};
 constexpr std::array<std::int64_t, 14> kDims = {1, 7, 8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256, 512};
 constexpr std::array<std::int64_t, 12> kPages = {1, 4, 5, 8, 16, 32, 48, 64, 128, 256, 512, 544};
 constexpr std::array<std::int64_t, 9> kGroups = {1, 2, 3, 5, 7, 8, 16, 17, 64};
-constexpr std::size_t kAttempts = 96;
+constexpr std::size_t kAttempts = 96;  ///< forms of a line that are tried before it counts as unsupported
 
 template <typename List, typename T>
 bool holds(const List& list, const T& value) {
@@ -95,7 +95,7 @@ void Supported::learn_types() {
       }
 }
 
-/// Each value that some plain line may take instead of its own.
+/// Learns each value that some plain line may take instead of its own.
 void Supported::learn_values() {
   const auto works = [&](auto&& edit) {
     return std::any_of(plain_.begin(), plain_.end(), [&](ProblemLine line) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a target supports, learnt from a function that says yes or no to problem lines; other lines are brought into a form that
-// it supports.
+// Support of a target, learnt from a function that takes or refuses problem lines. Refused lines are changed to a form that the
+// target takes.
 #pragma once
 
 #include <cstdint>

@@ -26,8 +26,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kShrunkPerCheckVerify = 2;  ///< failing cases that are shrunk, for each check that fails first
-constexpr int kPeerThreads = 2;
-constexpr int kPictures = 8;  ///< failing cases that get pictures
+constexpr int kPeerThreads = 2;           // threads of measure_peer()
+constexpr int kPictures = 8;              ///< failing cases that get pictures
 
 double seconds_since_verify(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -43,10 +43,10 @@ std::string this_machine() {
   return formatted("{}, {} thread{}", d.name, d.num_threads, d.num_threads == 1 ? "" : "s");
 }
 
-/// What is asked, and what has no form that the target supports.
+/// Cases to run, and cases that have no form which the target supports.
 struct Suite {
   std::vector<Entry> entries, left_out;
-  std::string supported;  ///< in words, where somebody said what is
+  std::string supported;  ///< VerifyOptions::supports in words, or empty
 };
 
 Status add_matrix(std::vector<Entry>& list, const std::string& name, const VerifyOptions& options) {
@@ -66,7 +66,7 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
   return {};
 }
 
-/// Each entry in a form that is supported; twins that come of it are asked once.
+/// Changes each entry to a supported form; entries that become equal run once.
 Status bring_into_form(Suite& suite, const VerifyOptions& options) {
   Result<Supported> learnt = Supported::learn(options.supports, {options.types, options.head_dims, options.layouts});
   if (!learnt.ok()) return learnt.status();
@@ -111,7 +111,7 @@ void drop_padding(std::vector<Entry>& entries) {
   }
 }
 
-/// The same of masks: a hazard of theirs is none without them, a random line is as good as any other.
+/// Drops hazards of masks, which mean nothing without masks, and removes the masks of random lines.
 void drop_masks(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) {
     return (has_masks(entry.line.problem) && entry.matrix != "random") || entry.shard.world > 1;
@@ -119,7 +119,7 @@ void drop_masks(std::vector<Entry>& entries) {
   for (Entry& entry : entries) remove_masks(entry.line.problem);
 }
 
-/// Likewise for a V with a head_dim of its own.
+/// Drops hazards of a V with its own head_dim, and gives random lines a V like K.
 void drop_own_v(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_own_v(entry.line) && entry.matrix != "random"; });
   for (Entry& entry : entries) remove_own_v(entry.line);

@@ -49,7 +49,7 @@ double max_error(const Tensor& output, const Prepared& p) {
   return worst;
 }
 
-/// One fault on the sample; nullopt if it cannot show here.
+/// Plants one fault on the sample; nullopt if the fault cannot show on this case.
 std::optional<PeerPower::Mutant> plant(const Prepared& p, const std::string& id, double atol) {
   Guarded output(p.c.batch.output, Spread::contiguous);
   Batch batch = p.c.batch;

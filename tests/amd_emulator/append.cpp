@@ -10,7 +10,7 @@ namespace {
 
 using test::AppendCase;
 
-/// What the two kernels left of the cache, and whether they call the slots broken.
+/// Cache after the two kernels, and whether they call the slots broken.
 struct Appended {
   explicit Appended(std::uint64_t seed) : arrays(seed % 2 == 0 ? Against::front : Against::back) {}
   Arrays arrays;

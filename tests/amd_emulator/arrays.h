@@ -38,7 +38,7 @@ class Arrays {
     return to;
   }
 
-  /// What the device left in a placed tensor, gaps included.
+  /// Copies back the bytes that the device left in a placed tensor, gaps included.
   static void fetch(const Tensor& from, const Tensor& to) {
     if (!from.present() || from.data == to.data) return;
     const device::ByteSpan span = device::span_of(from);
@@ -46,7 +46,7 @@ class Arrays {
                 static_cast<std::size_t>(span.end - span.begin));
   }
 
-  /// Where an address is, in words.
+  /// Describes the place of an address.
   std::string place_of(std::uint64_t address) const {
     for (const GuardedArray& array : arrays_)
       if (std::string place = array.place_of(address); !place.empty()) return place;

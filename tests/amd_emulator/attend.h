@@ -15,16 +15,16 @@ namespace quire::amd {
 /// The case in device memory.
 Case place(Arrays& arrays, const Case& c);
 
-/// For the pretended device, cut down to few compute units.
+/// Plans for the pretended device, cut down to few compute units.
 Result<Plan> plan_for(const std::string& device, const AttendKernel& kernel, const Case& c, bool batch_invariant);
 
 struct Attended {
   Status launched;      ///< whether all kernels came to their ends
   bool broken = false;  ///< the device found that a rule is broken
-  Status status;        ///< of the call
+  Status status;        ///< status of the call
 };
 
-/// One call as cuda::attend() enqueues it; outputs are copied back whatever happened.
+/// Runs one call as cuda::attend() enqueues it; copies outputs back also after a failure.
 Attended attend_once(const Plan& plan, const AttendKernel& kernel, LaunchKernel launch, std::uint64_t seed, const Case& c);
 
 /// Every call takes the next seed; arrays turn their other side to the guard page.

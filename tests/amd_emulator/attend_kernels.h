@@ -15,7 +15,7 @@ namespace quire::amd {
 
 /// A kernel, or the instances of one for types and head_dims.
 struct AttendKernel {
-  std::string_view row;             ///< of kernels(): the plan, and with it the lists that the kernel serves
+  std::string_view row;             ///< row of kernels(), which gives the plan and the lists that the kernel serves
   verify_detail::AskedTypes takes;  ///< empty: every problem
   std::string (*symbol)(const Plan& plan, const plan_detail::DeviceList& list);
 };

@@ -18,7 +18,7 @@ bool active(const std::uint32_t* scalars, int lane) {
   return (scalars[kExec + static_cast<std::uint32_t>(lane / 32)] >> (lane % 32) & 1) != 0;
 }
 
-/// Where a decoding instruction finds its byte, or for pairs its 16 bits: 8 or 16 bits times `part`.
+/// Place of a decoding instruction's byte, or for pairs of its 16 bits: 8 or 16 bits times `part`.
 struct Decoding {
   std::uint32_t destination = 0, source = 0, part = 0, bytes = 0;
 };
@@ -50,7 +50,7 @@ void decode(std::uint32_t* scalars, std::uint32_t* vectors, void*, void*, void*,
   advance(scalars, at.bytes);
 }
 
-/// To nearest even. Past the largest finite value: NaN, or infinity where the format has one (the mode bit FP16_OVFL is clear).
+/// Rounds to nearest even. Beyond the largest finite value: infinity if the format has one, else NaN (bit FP16_OVFL is clear).
 template <DType kType>
 std::uint32_t encoded(float value) {
   std::uint8_t code = 0;

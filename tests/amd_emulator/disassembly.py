@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What LLVM's disassembler says of a code object: an opinion independent of the emulator's decoder, and the reason to refuse
+"""LLVM's disassembly of a code object: an opinion independent of the emulator's decoder, and the reason to refuse
 objects whose instructions the emulator is known to get wrong."""
 import re
 import shutil
@@ -43,7 +43,7 @@ def disassembler() -> "str | None":
 
 
 def disassemble(path: Path) -> "dict[int, Instruction]":
-    """By address in the file."""
+    """Disassembled instructions by address in the file."""
     text = subprocess.run([disassembler(), "-d", path], capture_output=True, text=True, check=True).stdout
     found = {}
     labels = list(LABEL.finditer(text))

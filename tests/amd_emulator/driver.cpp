@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python calls: the list of cases, and one case after the other judged on the emulated device.
+// Functions that Python calls: the list of cases, and one case after the other judged on the emulated device.
 #include <nlohmann/json.hpp>
 
 #include <set>
@@ -76,7 +76,7 @@ static const char* judge_entry(const Entry& entry, const Target& target, bool de
   return answer(as_json(result));
 }
 
-/// On kernels that are launched one by one, their arrays between guard pages.
+/// Judges a case on kernels that are launched one by one, with their arrays between guard pages.
 extern "C" const char* amd_judge(std::uint32_t index, const char* device, LaunchKernel launch, std::uint64_t seed, int deep) {
   return judge_entry(g_entries[index], emulated_target(device, *g_kernel, launch, seed), deep != 0);
 }
@@ -96,8 +96,8 @@ extern "C" const char* amd_attend_line(const char* row, const char* line, const 
   return said(Status(Code::invalid_argument, "no such row"));
 }
 
-/// On the HIP backend as a user calls it, with whatever runtime this process finds. Huge tensors are left out: there every byte
-/// of device memory is one of this machine's.
+/// Judges a case on the HIP backend as a user calls it, with the runtime that this process finds. Huge tensors are left out,
+/// because every byte of device memory takes a byte of this machine.
 extern "C" const char* amd_judge_backend(std::uint32_t index) {
   const Entry& entry = g_entries[index];
   const bool huge = entry.special == verify_detail::Special::huge_offsets;

@@ -93,7 +93,7 @@ class Emulator:
         return Step(ctypes.cast(runtime.fxn, c_void_p).value, CALL_AND_WAIT if waits else CALL, bits_of(program.arg.globals))
 
     def launch(self, symbol: str, blocks: int, argument: bytes, seed: int) -> "str | None":
-        """None, or why the kernel did not come to its end."""
+        """Runs a kernel; returns None, or the reason why it did not come to its end."""
         kernel = self.object.kernels[symbol]
         wave = kernel.metadata[".wavefront_size"]
         segment = kernel_arguments(kernel, argument, blocks)

@@ -15,7 +15,7 @@
 
 namespace quire::amd {
 
-/// Which side lies against its guard page to the byte; the other within 16 bytes of it, since the array stays aligned to 16.
+/// Side that touches its guard page exactly. The other side is within 16 bytes of a guard page, because arrays are aligned to 16.
 enum class Against { front, back };
 
 class GuardedArray {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How C++ reaches the one who executes code objects: a function that Python provides.
+// Interface from C++ to the executor of code objects: a function that Python provides.
 #pragma once
 
 #include <array>

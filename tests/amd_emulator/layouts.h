@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which element of a matrix is where in the registers of a wave, for the dense matrix instructions with f32 accumulators.
+// Place of each matrix element in the registers of a wave, for the dense matrix instructions with f32 accumulators.
 //
-// From AMD's instruction set manuals; check_layouts.py compares every entry with AMD's Matrix Instruction Calculator, which does
-// not know gfx950. A is [kSize, kDepth], B is [kDepth, kSize], D is [kSize, kSize]. Row of A and column of B and D are lane %
-// kSize.
+// Source: AMD's instruction set manuals; check_layouts.py compares every entry with AMD's Matrix Instruction Calculator, which
+// does not know gfx950. A is [kSize, kDepth], B is [kDepth, kSize], D is [kSize, kSize]. Row of A and column of B and D are lane
+// % kSize.
 #pragma once
 
 namespace quire::amd {

@@ -36,7 +36,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   siglongjmp(g_before_step, 1);
 }
 
-/// For the time of a launch.
+/// Handles page faults during a launch.
 class FaultHandler {
  public:
   FaultHandler() {

@@ -104,7 +104,7 @@ constexpr Row row(std::string_view targets, std::string_view mnemonic) {
 constexpr DType kHalf = DType::f16, kBf16 = DType::bf16;
 constexpr DType kFn = DType::fp8_e4m3fn, kE5m2 = DType::fp8_e5m2, kFnuz = DType::fp8_e4m3fnuz, kE5m2Fnuz = DType::fp8_e5m2fnuz;
 
-/// Not among them: gfx950's products of twice the depth in k, whose layouts AMD's calculator does not know.
+/// Instructions and their layouts. gfx950's products of twice the depth in k are missing: AMD's calculator does not know them.
 constexpr Row kRows[] = {
     row<Mfma16<16>, kHalf, kHalf, true>("gfx90a", "v_mfma_f32_16x16x16f16"),
     row<Mfma16<16>, kBf16, kBf16, true>("gfx90a", "v_mfma_f32_16x16x16bf16_1k"),

@@ -14,7 +14,7 @@ namespace quire::amd {
 using Model = void (*)(std::uint32_t* scalars, std::uint32_t* vectors, void* memory, void* shared, void* scratch,
                        std::uint32_t* accumulators);
 
-/// By target and LLVM's mnemonic; null if tinygrad's function serves.
+/// Our model of a matrix instruction, by target and LLVM's mnemonic; null if tinygrad's function is right.
 Model matrix_model(std::string_view target, std::string_view mnemonic);
 Model conversion_model(std::string_view target, std::string_view mnemonic);
 

@@ -37,14 +37,14 @@ FAULTS = [
           "__builtin_bit_cast(std::uint32_t, value), hip::lane_index() ^ mask", "__builtin_bit_cast(std::uint32_t, value), hip::lane_index() + mask"),
     Fault("generic", "a row behind the end of the query is read", "src/backend/gpu/attend_generic.h",
           "  describe_rows(a, item, block);\n", "  describe_rows(a, item, block);\n" + READ_BEHIND),
-    Fault("matrix", "a barrier is removed", "src/backend/gpu/matrix/attend_tall.h",
-          "      block_barrier();  // the tile is there, and the addresses of the next\n", ""),
-    Fault("matrix", "two registers of a product are taken for each other", "src/backend/gpu/matrix/mfma.h",
+    Fault("matrix", "a barrier is removed", "src/backend/hip/matrix/attend_tall.h",
+          "      gpu::block_barrier();  // the tile is there, and the addresses of the next\n", ""),
+    Fault("matrix", "two registers of a product are taken for each other", "src/backend/hip/matrix/mfma.h",
           "return 4 * group + i;", "return 4 * group + (i ^ 1);", "gfx9"),
-    Fault("matrix", "the halves of the wave are taken for each other", "src/backend/gpu/matrix/wmma_gfx11.h",
+    Fault("matrix", "the halves of the wave are taken for each other", "src/backend/hip/matrix/wmma_gfx11.h",
           "return 2 * i + group;", "return 2 * i + 1 - group;", "gfx11"),
-    Fault("matrix", "a row behind the end of the query is read", "src/backend/gpu/matrix/items.h",
-          "    const GenericItem item = uniform_item(a, index);\n", "    const GenericItem item = uniform_item(a, index);\n" + READ_BEHIND),
+    Fault("matrix", "a row behind the end of the query is read", "src/backend/hip/matrix/items.h",
+          "    const gpu::GenericItem item = uniform_item(a, index);\n", "    const gpu::GenericItem item = uniform_item(a, index);\n" + READ_BEHIND),
 ]
 
 

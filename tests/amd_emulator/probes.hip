@@ -55,7 +55,7 @@ QUIRE_PROBE(probe_divergent_shared) {
   probe.out[t] = static_cast<std::uint32_t>(found);
 }
 
-/// What a returning atomic returns.
+/// Stores the result of a returning atomic.
 QUIRE_PROBE(probe_atomic) {
   auto* counter = reinterpret_cast<std::int32_t*>(probe.out + 64);
   probe.out[gpu::thread_index()] = static_cast<std::uint32_t>(gpu::atomic_add(counter, gpu::thread_index() + 1));

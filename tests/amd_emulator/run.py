@@ -29,7 +29,7 @@ NOT_PLANNED = {"gfx90a": r"quire_attend_(short|tall)_f16_"}
 
 
 def coverage(session, kernel: str) -> dict:
-    """How many of a kernel's instructions some wave has executed, and how often in all."""
+    """Number of a kernel's instructions that some wave has executed, and the number of executions in all."""
     emulator = session.holder[kernel]
     offset = emulator.object.code[0] - emulator.object.base
     counts = [emulator.executed[(address - offset) // 4] for address, instruction in emulator.disassembly.items()

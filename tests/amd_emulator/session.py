@@ -57,6 +57,6 @@ class Session:
 
 
 def findings(result: dict) -> "list[str]":
-    """What is wrong in a judged case."""
+    """Findings of a judged case."""
     return [f"{check['check']}: {check['text']}" for check in result["checks"] if check["state"] == "fail"] or \
            ([result["reason"]] if result["status"] == "fail" else [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an emulated run needs beside the repository, and how kernels are compiled for it."""
+"""Requirements of an emulated run beside the repository, and the compilation of kernels for it."""
 import os
 import re
 import shutil
@@ -17,7 +17,7 @@ TARGETS = list(AMD_TARGETS)
 
 
 def missing() -> "str | None":
-    """Why nothing can be emulated here."""
+    """Returns why this machine cannot emulate, or None."""
     tinygrad = os.environ.get("TINYGRAD", "")
     if not tinygrad:
         return "no emulator: TINYGRAD names no checkout of tinygrad"

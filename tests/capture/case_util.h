@@ -75,7 +75,7 @@ inline std::int64_t cache_index(const Case& c, bool keys, std::int64_t page, std
   return -1;
 }
 
-/// What a correct kernel may read, by brute force.
+/// Elements that a correct kernel may read, found by brute force.
 struct Readable {
   std::vector<bool> slot;   ///< [num_pages * page_size]
   std::vector<bool> token;  ///< rows of key and value

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each command prints: goldens with what varies taken out, the JSON schema, and faults that must be reported.
+// Output of each command: goldens without varying parts, the JSON schema, and faults that must be reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One mutation per way to break a rule, with the one finding it must give.
+// Mutations, one per way to break a rule, each with the one finding that it must give.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ struct BrokenCase {
   bool is_check = true;
 };
 
-/// At least one case for every rule.
+/// Cases that break one rule each, at least one for every rule.
 const std::vector<BrokenCase>& broken_cases();
 
 }  // namespace quire::test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What check() promises beyond single rules: what it must not read, what it leaves out, how it lists and how it survives.
+// Promises of check() beyond single rules: memory that it must not read, rules that it leaves out, its lists, and its survival.
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 #include <unistd.h>

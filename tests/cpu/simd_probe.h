@@ -9,7 +9,7 @@
 
 namespace quire::test {
 
-/// What one instruction set computes; null functions if this build has none for it.
+/// Functions compiled for one instruction set; null if this build lacks the instruction set.
 struct SimdProbe {
   const char* name;
   std::uint32_t cpu_features;
@@ -20,7 +20,7 @@ struct SimdProbe {
   void (*store_bf16)(const float* x, std::uint16_t* y, std::int64_t n);
   void (*load_f16)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*load_bf16)(const std::uint16_t* x, float* y, std::int64_t n);
-  void (*load_fp8)(const cpu::RowSource& codes, float* y, std::int64_t n);  ///< by the converter of the kernels
+  void (*load_fp8)(const cpu::RowSource& codes, float* y, std::int64_t n);  ///< loads with the converter of the kernels
   void (*transpose)(const float* src, float* dst);                          ///< width x width, both contiguous
   void (*split_bf16)(const std::uint16_t* x, float* even, float* odd);      ///< width pairs; null if kernels do not ask for it
   void (*keep)(float* row, int first, int begin, int end);  ///< row[i] = -1 outside [begin, end) counted from first

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What diagnose() says about outputs whose fault is known.
+// Answers of diagnose() about outputs whose fault is known.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 

@@ -52,7 +52,7 @@ inline Case right(const std::string& line) {
   return c;
 }
 
-/// What a kernel with this fault makes of the line; rows that it leaves alone hold NaN.
+/// Makes the case of a line with the output of a kernel with this fault; rows that the kernel does not write hold NaN.
 inline Case with_fault(const std::string& line, const std::string& fault) {
   Case c = made(line);
   const Status status = attend_with_fault(c.batch, c.cache, c.options, fault);

@@ -7,7 +7,7 @@
 
 namespace quire::test {
 
-/// What a kernel with this profile writes, after a change of its model.
+/// Makes a case with the output of a kernel with this profile, after a change of its model.
 inline Case written_by(const std::string& line, const NumericsProfile& profile, void (*change)(faults_detail::Model&) = nullptr) {
   Case c = made(line);
   const faults_detail::Facts facts(c.batch, c.cache, c.options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of attend_sharded() over MPI. mpiexec -n N mpi_ranks right|fails|late: rank 0 prints "all ok" if every rank saw what
+// A rank of attend_sharded() over MPI. mpiexec -n N mpi_ranks right|fails|late: rank 0 prints "all ok" if every rank saw what
 // it should.
 //
 //   right   every rank has the output of fp64 attention over all keys, by both exchanges

@@ -47,8 +47,8 @@ inline const std::vector<Geometry>& geometries() {
   return list;
 }
 
-/// The same with requests that are not causal, shards of a context and rows without keys. They are for faults of the family
-/// "positions", which show on no others.
+/// Geometries with requests that are not causal, shards of a context and rows without keys. Faults of the family "positions" show
+/// on no other geometries.
 inline const std::vector<Geometry>& masked_geometries() {
   static const std::vector<Geometry> list = {
       {"Encoder", "q=f32 heads=4:2 d=16 page=8 causal=0 lse=1 reqs=5:9,3:0,1:30,8@4 index=i64 pages=300 seed=17"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which AMD GPUs there are, and what is said when there is none: what is missing, by name.
+// List of AMD GPUs, and the message if there is none, which names the missing part.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -75,7 +75,7 @@ FAULTS = [
 
 
 def command_of(build: Path, source: str) -> "list[str]":
-    """How the library compiles it, without what it is called from."""
+    """Command by which the library compiles the source, without the compiler cache in front."""
     for entry in json.loads((build / "compile_commands.json").read_text()):
         if entry["file"] == str(ROOT / source):
             words = shlex.split(entry["command"])

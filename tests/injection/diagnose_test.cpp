@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <vector>
 
-#include "injection/plant.h"
+#include "injection/injected.h"
 #include "kernels/host_kernels.h"
 #include "kernels/judge.h"
 #include "quire/faults.hpp"
@@ -25,7 +28,7 @@ Case observed_from(const Injected& injected) {
   const std::string kernel = preferred_kernel(line.problem);
   Result<Case> c = make_case(line);
   EXPECT_TRUE(c.ok()) << c.status().message();
-  const Plant plant(injected.fault);
+  const Plant plant(injected);
   std::int64_t rows = 0;
   const Status status = kernel_under_test(kernel)(c.value(), 4, rows);
   EXPECT_TRUE(status.ok()) << status.message();
@@ -56,7 +59,14 @@ TEST_P(DiagnosedInjection, IsNeverCalledRightAndNamedIfTheCatalogueHasIt) {
   EXPECT_LT(rank, 3) << first_three(d.value());
 }
 
-INSTANTIATE_TEST_SUITE_P(, DiagnosedInjection, testing::ValuesIn(kInjected), [](const auto& test) { return test.param.id; });
+/// Those that finite numbers of an output can show: not a product of 0 and NaN, nor a byte behind a row.
+std::vector<Injected> shown_by_numbers() {
+  std::vector<Injected> list(std::begin(kInjected), std::end(kInjected));
+  std::erase_if(list, [](const Injected& i) { return i.by_nan || i.id == std::string_view("row_padding_written"); });
+  return list;
+}
+INSTANTIATE_TEST_SUITE_P(, DiagnosedInjection, testing::ValuesIn(shown_by_numbers()),
+                         [](const auto& test) { return test.param.id; });
 
 }  // namespace
 }  // namespace quire::test

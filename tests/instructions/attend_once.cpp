@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What counts.py runs under callgrind: plans and attends a problem line for the pretend device avx2 on one thread, so that the
-// count of instructions is a property of the code and not of the machine.
+// Program that counts.py runs under callgrind: plans and attends a problem line for the pretend device avx2 on one thread, so
+// that the count of instructions is a property of the code and not of the machine.
 //
 // usage: attend_once --build          prints what the count depends on besides the code
 //        attend_once LINE [REPEATS]   plans and attends LINE; REPEATS doubles (or more) the work, as counts.py --self-test does

@@ -15,7 +15,7 @@ namespace quire::test {
 inline constexpr const char* kLineToBreak =
     "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3@20/21,5@9,0@4,1@37";
 
-/// Without slot_mapping, whose rules attention does not rest on.
+/// Makes the case of a line without slot_mapping, whose rules attention does not need.
 inline Case without_slots(const std::string& line) {
   Case c = make_case(parse_problem_line(line).value()).value();
   c.batch.slot_mapping = {};
@@ -24,7 +24,7 @@ inline Case without_slots(const std::string& line) {
 
 struct Mutation {
   std::string rule;
-  std::function<void(Case&)> apply;  ///< to a case of kLineToBreak
+  std::function<void(Case&)> apply;  ///< breaks a case of kLineToBreak
 };
 
 inline std::vector<Mutation> mutations() {
@@ -52,7 +52,7 @@ inline std::vector<Mutation> mutations() {
   };
 }
 
-/// The same for causal, q_begin and key_begin; for a case of kMasksToBreak.
+/// Line of a sound batch in which mask_mutations() breaks the rules of causal, q_begin and key_begin.
 inline constexpr const char* kMasksToBreak =
     "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3:21,5:0,2@4/5,1:37 causal=1x1,1x0,1x1,1x0 "
     "kbegin=1x16,1x0,1x8,1x3 qbegin=1x20,1x9,1x12,1x60";

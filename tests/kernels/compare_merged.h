@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device made of a MergeCase, element by element against fp64.
+// Comparison of a device's result for a MergeCase with fp64, element by element.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What masks promise, on every CPU kernel of this machine: shards of a context merge to the whole, an encoder is a dense softmax,
-// rows without keys are exactly 0 and -inf, and what is said twice changes no bit.
+// Promises of masks, on every CPU kernel of this machine: shards of a context merge to the whole, an encoder is a dense softmax,
+// rows without keys are exactly 0 and -inf, and a mask that says what already holds changes no bit.
 #include <gtest/gtest.h>
 
 #include <cmath>

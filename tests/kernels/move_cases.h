@@ -14,7 +14,7 @@
 
 namespace quire::test {
 
-/// One set of tensors for append, the same bits for the same arguments.
+/// Tensors of one append; equal arguments give equal bits.
 struct AppendCase {
   static constexpr std::int64_t kTokens = 7, kPages = 4, kPageSize = 3;
 
@@ -65,7 +65,7 @@ inline std::size_t bytes_of(const Tensor& t) {
   return static_cast<std::size_t>((last + 1) * itemsize(t.dtype));
 }
 
-/// Of two tensors of the same shape and strides, gaps included.
+/// Whether two tensors of one shape and one set of strides hold the same bytes, gaps included.
 inline bool same_bytes(const Tensor& a, const Tensor& b) { return std::memcmp(a.data, b.data, bytes_of(a)) == 0; }
 inline bool same_bytes(const KVCache& a, const KVCache& b) { return same_bytes(a.k, b.k) && same_bytes(a.v, b.v); }
 
@@ -83,7 +83,7 @@ void for_each_append(Visit&& visit) {
         }
 }
 
-/// What merging two rows gives in fp64, and how far f32 arithmetic and the rounding of the output may be off.
+/// Result of merging two rows in fp64, and the tolerance for f32 arithmetic and the rounding of the output.
 struct MergedLse {
   MergedLse(double lse_a, double lse_b)
       : a(lse_a), b(lse_b), value(std::max(a, b) + std::log1p(std::exp(-std::fabs(a - b)))), tolerance(4 * kUnit * scale()) {}

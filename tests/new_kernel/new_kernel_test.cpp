@@ -39,7 +39,7 @@ std::vector<DeviceList> new_lists(const Plan& plan) {
   return {list};
 }
 
-constexpr Body kBodies[] = {{.role = Role::decode, .name = "new_decode", .least_share = 5}};
+constexpr Body kBodies[] = {{.role = Role::decode, .name = "new_decode", .shares = {.least = 5}}};
 constexpr BodyCosts kCosts[] = {{&kH200, Role::decode, false, 0, 3, 1, 0.5, 14, 20, 0.3, 1, 0.9}};
 constexpr GpuTraits kGpuTraits = {.lists = new_lists, .bodies = kBodies, .costs = kCosts};
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The same two programs for every way of getting at the library.
+# Two programs, built once for every way of getting at the library.
 add_executable(consumer_cpp ${CMAKE_CURRENT_LIST_DIR}/consumer.cpp)
 target_link_libraries(consumer_cpp PRIVATE quire::core quire::tools)
 target_compile_options(consumer_cpp PRIVATE -Wall -Wextra -Wpedantic -Werror)

@@ -252,7 +252,7 @@ TEST(DeviceLists, ThePrefillListHasRoomForLowerTiles) {
     if (generic) p.q_dtype = DType::bf16, p.kv_dtype = DType::fp8_e4m3fn;
     const std::int64_t lowest = generic ? 16 : 64;
     const Plan plan = quire::plan(p, find_device("sm90").value()).value();
-    if (plan.work().lists.size() != 2 || !plan.work().lists[1].rounded_weights) continue;
+    if (plan.work().lists.size() != 2 || plan.work().lists[1].role != Role::prefill) continue;
     ++seen;
     const DeviceList& list = plan.work().lists[1];
     std::int64_t tiles = 0;

@@ -32,6 +32,7 @@ const std::pair<const char*, const char*> kProblems[] = {
     {"mixed_fp8_window",
      "q=bf16 kv=fp8_e4m3fn heads=64:1 d=128 page=16 layout=packed reqs=1x880@430,1x1@929 window=256 cap=30 alibi=1 sinks=1 "
      "lse=1"},
+    {"mla", "q=bf16 kv=bf16 heads=128:1 d=576 page=64 reqs=64x1@8191 dv=512"},
     {"odd_sizes", "q=f32 kv=f32 heads=17:17 d=7 page=5 layout=nhd reqs=1x0@3,3x2@1"},
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel a device gets, pinned for pretend devices; forcing; and every refusal with its reason.
+// Choice of a kernel for pretended devices; forcing; and every refusal with its reason.
 #include <gmock/gmock.h>
 
 #include <cstdlib>

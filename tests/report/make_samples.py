@@ -70,7 +70,7 @@ def error_picture(r, reqs, heads, dims, wrong, nonfinite=()):
 
 
 def whole_picture(*arguments):
-    """Of a batch all of whose cells were compared."""
+    """Picture of a batch whose cells were all compared."""
     picture = error_picture(*arguments)
     return picture | {"rows_compared": picture["rows_total"]}
 

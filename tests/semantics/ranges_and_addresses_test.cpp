@@ -51,6 +51,21 @@ TEST(VisibleRange, HugeWindowsDoNotOverflow) {
   EXPECT_EQ(visible_range(most - 1, 1).begin, most - 1);
 }
 
+TEST(VisibleRange, In32BitsIsTheSame) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int32_t numbers[] = {0, 1, 2, 3, 63, 64, 65, 1000, kMost / 2, kMost - 2, kMost - 1};  // a position ends at kMost
+  for (const std::int32_t window : {0, 1, 2, 3, 64, 1000, kMost / 2, kMost - 1, kMost})
+    for (const std::int32_t first : numbers)
+      for (const std::int32_t last : numbers) {
+        const KeyRange wide = visible_range(first, window), both = visible_range(first, last, window);
+        const auto narrow = visible_range<std::int32_t>(first, window),
+                   narrow_both = visible_range<std::int32_t>(first, last, window);
+        ASSERT_TRUE(narrow.begin == wide.begin && narrow.end == wide.end) << first << " window " << window;
+        ASSERT_TRUE(narrow_both.begin == both.begin && narrow_both.end == both.end)
+            << first << " " << last << " window " << window;
+      }
+}
+
 /// Calls visit(reach, causal, window, right) for small masks; window 0 and right -1 stand for none.
 template <typename Visit>
 void for_each_mask(Visit&& visit) {

@@ -48,6 +48,39 @@ TEST(SoftmaxState, TwoEmptySetsMakeAnEmptySetWithoutNaN) {
   EXPECT_EQ(semantics::log_sum_exp(m.state), -INFINITY);
 }
 
+struct Exp2 {
+  static float exp(float x) { return std::exp2(x); }
+};
+
+// Kernels keep maxima in base 2. The union is that of natural states, but for its unit.
+TEST(SoftmaxState, InBase2IsTheSameUnion) {
+  for (const SoftmaxState& a : samples())
+    for (const SoftmaxState& b : samples()) {
+      if (std::fabs(a.max) > 1e20f || std::fabs(b.max) > 1e20f) continue;  // log2(e) of them may not fit
+      const Merged natural = combine(a, b);
+      const Merged base2 = semantics::combine<Exp2>({a.max * semantics::kLog2e, a.sum}, {b.max * semantics::kLog2e, b.sum});
+      EXPECT_EQ(base2.state.max, natural.state.max * semantics::kLog2e);
+      // The rounding of maxima, which are exponents, and of subnormal results.
+      const float by_rounding = 4e-7f * (1.0f + std::fabs(a.max) + std::fabs(b.max)), least = 0x1p-149f;
+      const auto tolerance = [&](float x) { return least + (std::isfinite(by_rounding) ? by_rounding * std::fabs(x) : 0.0f); };
+      EXPECT_NEAR(base2.state.sum, natural.state.sum, tolerance(natural.state.sum));
+      EXPECT_NEAR(base2.weight_a, natural.weight_a, tolerance(natural.weight_a));
+      EXPECT_NEAR(base2.weight_b, natural.weight_b, tolerance(natural.weight_b));
+    }
+}
+
+TEST(SoftmaxState, WeightsAreThoseOfTheUnion) {
+  for (const SoftmaxState& a : samples())
+    for (const SoftmaxState& b : samples()) {
+      const Merged merged = combine(a, b), base2 = semantics::combine<Exp2>(a, b);
+      if (a.max == -INFINITY && b.max == -INFINITY) continue;  // any weight will do: sums are 0
+      EXPECT_EQ(semantics::weight_in(a.max, merged.state.max), merged.weight_a);
+      EXPECT_EQ(semantics::weight_in(b.max, merged.state.max), merged.weight_b);
+      EXPECT_EQ(semantics::weight_in<Exp2>(a.max, base2.state.max), base2.weight_a);
+    }
+  EXPECT_EQ(semantics::weight_in(-INFINITY, -INFINITY), 0.0f) << "no NaN of empty sets";
+}
+
 TEST(SoftmaxState, CommutativeToTheBit) {
   for (const SoftmaxState& a : samples())
     for (const SoftmaxState& b : samples()) {

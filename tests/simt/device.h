@@ -54,7 +54,7 @@ struct WorkMemory {
   gpu::WorkList work;
 };
 
-/// How a call is run.
+/// Parameters of running a call on the stand-in device.
 struct Device {
   int wave = 32;
   int blocks = 3;
@@ -62,9 +62,9 @@ struct Device {
   std::int32_t split_keys = 0;
   std::int32_t target_items = 0;
   std::int32_t max_slices = 160;
-  Fault fault;                                   ///< in every launch
+  Fault fault;                                   ///< fault planted in every launch
   int counters_ahead = 0;                        ///< a fault: so many parts of every split tile count as done before they are
-  std::set<std::string>* barriers = nullptr;     ///< of all launches
+  std::set<std::string>* barriers = nullptr;     ///< barriers of all launches
   std::function<void(gpu::AttendArgs&)> tamper;  ///< a fault: what the attend kernel is told wrongly
   Launch launch(int num_blocks, int threads, int shared_bytes) const {
     return Launch{num_blocks, threads, wave, shared_bytes, seed, fault, barriers};
@@ -74,7 +74,7 @@ struct Device {
 /// The launches that fill one list; empty, or what the stand-in has against them.
 std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory& memory);
 
-/// What is launched behind the attend kernels, if the call asks for it; empty, or what the stand-in has against it.
+/// Runs the launch after the attend kernels, if the call asks for it; returns the stand-in's complaint, or "".
 std::string fill_rows(const Device& device, const gpu::AttendArgs& a);
 
 /// The sequence of launches of one attend call; empty, or what the stand-in has against it.

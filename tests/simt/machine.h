@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU made of one CPU thread: runs a kernel of src/backend/gpu with all its blocks resident at once, and says what it did
-// wrong.
+// A GPU made of one CPU thread: runs a kernel of src/backend/gpu with all its blocks resident at once, and reports its
+// mistakes.
 //
-// Every GPU thread is a fiber. What is checked: all lanes of a wave meet at the same shuffle or product, all live threads of a
-// block at the same barrier; shared memory is NaN at first, each piece of it has guards (AddressSanitizer's, or words that are
-// looked at after), and fits what the kernel declares; stores meant for other blocks stay unseen until their thread's device
-// fence. The order of threads is a function of the seed.
+// Every GPU thread is a fiber. Checks: all lanes of a wave meet at the same shuffle or product, and all live threads of a block
+// at the same barrier; shared memory is NaN at first, fits the kernel's declaration, and each piece has guards
+// (AddressSanitizer's, or words that are compared afterwards); stores meant for other blocks stay invisible until their thread's
+// device fence. The order of threads is a function of the seed.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace quire::simt {
 
-/// What goes wrong on purpose.
+/// Faults that a test plants.
 struct Fault {
   std::string removed_barrier;  ///< "file.h:line": threads pass it without waiting
   bool no_fences = false;       ///< device fences do nothing
@@ -29,7 +29,7 @@ struct Launch {
   int blocks = 1;
   int threads = 256;
   int wave = 32;
-  int shared_bytes = 0;    ///< what the launch would reserve
+  int shared_bytes = 0;    ///< bytes that the launch would reserve
   std::uint64_t seed = 0;  ///< 0: threads run in order
   Fault fault;
   std::set<std::string>* barriers = nullptr;  ///< if set, told which barriers were reached ("file.h:line")
@@ -40,7 +40,7 @@ struct Launch {
 /// Empty if nothing was wrong. The kernel's effects on global memory remain.
 std::string run(const Launch& launch, const std::function<void()>& kernel);
 
-/// What a wave does together: `lanes` holds what each lane brought. Returns a complaint, or nothing.
+/// Collective operation of a wave on `lanes`, the operand of each lane. Returns a complaint, or "".
 using WaveAct = std::function<std::string(const std::vector<void*>& lanes)>;
 
 /// Called by all lanes of a wave at one place of the source; returns when the last of them has acted for all.

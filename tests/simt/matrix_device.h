@@ -2,7 +2,7 @@
 // A call on the matrix kernels of the stand-in: both lists as a plan has them, and who takes what.
 #pragma once
 
-#include "backend/gpu/matrix/sizes.h"
+#include "backend/hip/matrix/sizes.h"
 #include "simt/device.h"
 #include "simt/matrix_gpu.h"
 #include "simt/on_device.h"
@@ -17,7 +17,7 @@ inline const MatrixKernel& MatrixGpu::find(bool tall, DType type, int head_dim) 
 
 /// Rows of the short list, then all others; batch_invariant (split_keys) leaves all to the tall one.
 inline std::vector<ListShape> matrix_lists(const Device& device) {
-  namespace matrix = gpu::matrix;
+  namespace matrix = hip::matrix;
   ListShape tall{matrix::kTallRows, matrix::kPartKeys, 0, 0x7FFFFFFF};
   if (device.split_keys > 0) return {tall};
   tall.min_rows = matrix::kShortRows;
@@ -31,7 +31,7 @@ inline Status attend_matrix(const MatrixGpu& on, const Device& device, const Cas
   std::vector<WorkMemory> memory;
   for (const ListShape& shape : matrix_lists(d)) memory.emplace_back(args, d.max_slices, d.split_keys, d.target_items, shape);
   return run_lists(d, args, memory, rows, [&](const gpu::AttendArgs& a) {
-    const MatrixKernel& kernel = on.find(a.work.tile_rows == gpu::matrix::kTallRows, a.query.dtype, a.head_dim);
+    const MatrixKernel& kernel = on.find(a.work.tile_rows == hip::matrix::kTallRows, a.query.dtype, a.head_dim);
     return run(d.launch(d.blocks, kernel.threads, kernel.shared_bytes), [&] { kernel.run(a); });
   });
 }

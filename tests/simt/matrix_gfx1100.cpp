@@ -2,10 +2,10 @@
 // The matrix kernels with the fragments of gfx1100.
 #include "simt/matrix_instances.h"
 
-#include "backend/gpu/matrix/wmma_gfx11.h"
+#include "backend/hip/matrix/wmma_gfx11.h"
 
 namespace quire::simt {
 
-const MatrixGpu kGfx1100 = matrix_gpu<gpu::matrix::Gfx1100>("gfx1100");
+const MatrixGpu kGfx1100 = matrix_gpu<hip::matrix::Gfx1100>("gfx1100");
 
 }  // namespace quire::simt

@@ -2,10 +2,10 @@
 // The matrix kernels with the fragments of gfx942.
 #include "simt/matrix_instances.h"
 
-#include "backend/gpu/matrix/mfma.h"
+#include "backend/hip/matrix/mfma.h"
 
 namespace quire::simt {
 
-const MatrixGpu kGfx942 = matrix_gpu<gpu::matrix::Gfx942>("gfx942");
+const MatrixGpu kGfx942 = matrix_gpu<hip::matrix::Gfx942>("gfx942");
 
 }  // namespace quire::simt

@@ -4,15 +4,15 @@
 
 #include "backend/gpu/runtime.h"
 
-#include "backend/gpu/matrix/attend_short.h"
-#include "backend/gpu/matrix/attend_tall.h"
+#include "backend/hip/matrix/attend_short.h"
+#include "backend/hip/matrix/attend_tall.h"
 #include "simt/matrix_gpu.h"
 
 namespace quire::simt {
 
 template <class Gpu, class T, int kDim>
 void add_matrix_kernels(MatrixGpu& to) {
-  namespace matrix = gpu::matrix;
+  namespace matrix = hip::matrix;
   using Short = matrix::Short<Gpu, T, kDim>;
   using Tall = matrix::Tall<Gpu, T, kDim>;
   to.kernels.push_back({false, T::kDType, kDim, Short::kThreads, Short::Shared::kBytes,
@@ -24,12 +24,12 @@ void add_matrix_kernels(MatrixGpu& to) {
 template <class Gpu>
 MatrixGpu matrix_gpu(const char* name) {
   MatrixGpu made{name, Gpu::kWave, {}};
-  add_matrix_kernels<Gpu, gpu::matrix::F16, 64>(made);
-  add_matrix_kernels<Gpu, gpu::matrix::F16, 128>(made);
-  add_matrix_kernels<Gpu, gpu::matrix::F16, 256>(made);
-  add_matrix_kernels<Gpu, gpu::matrix::Bf16, 64>(made);
-  add_matrix_kernels<Gpu, gpu::matrix::Bf16, 128>(made);
-  add_matrix_kernels<Gpu, gpu::matrix::Bf16, 256>(made);
+  add_matrix_kernels<Gpu, hip::matrix::F16, 64>(made);
+  add_matrix_kernels<Gpu, hip::matrix::F16, 128>(made);
+  add_matrix_kernels<Gpu, hip::matrix::F16, 256>(made);
+  add_matrix_kernels<Gpu, hip::matrix::Bf16, 64>(made);
+  add_matrix_kernels<Gpu, hip::matrix::Bf16, 128>(made);
+  add_matrix_kernels<Gpu, hip::matrix::Bf16, 256>(made);
   return made;
 }
 

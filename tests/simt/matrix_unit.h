@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/gpu/matrix/instructions.h"
+#include "backend/hip/matrix/instructions.h"
 
 namespace quire::simt {
 
@@ -26,7 +26,7 @@ struct MatrixLayout {
 /// 16x16x16 of 16-bit elements into f32.
 const MatrixLayout& layout_of(MatrixUnit unit);
 
-/// What is wrong on purpose, in the instructions of a unit.
+/// Faults that a test plants in the instructions of a unit.
 enum class MatrixFault {
   none,
   swapped_rows,  ///< D rows 0 and 1 are exchanged

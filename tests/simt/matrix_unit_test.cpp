@@ -7,9 +7,9 @@
 #include <random>
 #include <sstream>
 
-#include "backend/gpu/matrix/mfma.h"
-#include "backend/gpu/matrix/wmma_gfx11.h"
-#include "backend/gpu/matrix/wmma_gfx12.h"
+#include "backend/hip/matrix/mfma.h"
+#include "backend/hip/matrix/wmma_gfx11.h"
+#include "backend/hip/matrix/wmma_gfx12.h"
 #include "simt/machine.h"
 #include "simt/matrix_unit.h"
 
@@ -68,9 +68,9 @@ void expect_sum_rows(MatrixUnit unit) {
 }
 
 TEST(SimtMatrixUnit, FragmentsKnowWhichRowsALaneHolds) {
-  expect_sum_rows<gpu::matrix::Gfx942>(MatrixUnit::mfma);
-  expect_sum_rows<gpu::matrix::Gfx1100>(MatrixUnit::wmma_gfx11);
-  expect_sum_rows<gpu::matrix::Gfx1201>(MatrixUnit::wmma_gfx12);
+  expect_sum_rows<hip::matrix::Gfx942>(MatrixUnit::mfma);
+  expect_sum_rows<hip::matrix::Gfx1100>(MatrixUnit::wmma_gfx11);
+  expect_sum_rows<hip::matrix::Gfx1201>(MatrixUnit::wmma_gfx12);
 }
 
 /// E = C (A B)^T, elements small integers: the result of one product is an operand of the next, as in the kernels, so that an
@@ -96,7 +96,7 @@ void expect_chained_products() {
     const typename Gpu::Run x = run_of(a[row], group), y = run_of(b[row], group);
     Gpu::template multiply<T>(s, Gpu::template part<0>(x), Gpu::template part<0>(y));
     if constexpr (Gpu::kProducts == 2) Gpu::template multiply<T>(s, Gpu::template part<1>(x), Gpu::template part<1>(y));
-    gpu::matrix::Words<Gpu::kSums / 2> pairs;
+    hip::matrix::Words<Gpu::kSums / 2> pairs;
     for (int i = 0; i < Gpu::kSums / 2; ++i) pairs.word[i] = T::encode(s.x[2 * i]) | T::encode(s.x[2 * i + 1]) << 16;
     typename Gpu::Operand left{};
     for (int i = 0; i < 4 * Gpu::kQuads; ++i)
@@ -116,20 +116,20 @@ void expect_chained_products() {
 }
 
 TEST(SimtMatrixUnit, AResultIsInPlaceForTheNextProduct) {
-  expect_chained_products<gpu::matrix::Gfx942, gpu::matrix::F16>();
-  expect_chained_products<gpu::matrix::Gfx1100, gpu::matrix::F16>();
-  expect_chained_products<gpu::matrix::Gfx1201, gpu::matrix::F16>();
-  expect_chained_products<gpu::matrix::Gfx942, gpu::matrix::Bf16>();
-  expect_chained_products<gpu::matrix::Gfx1100, gpu::matrix::Bf16>();
-  expect_chained_products<gpu::matrix::Gfx1201, gpu::matrix::Bf16>();
+  expect_chained_products<hip::matrix::Gfx942, hip::matrix::F16>();
+  expect_chained_products<hip::matrix::Gfx1100, hip::matrix::F16>();
+  expect_chained_products<hip::matrix::Gfx1201, hip::matrix::F16>();
+  expect_chained_products<hip::matrix::Gfx942, hip::matrix::Bf16>();
+  expect_chained_products<hip::matrix::Gfx1100, hip::matrix::Bf16>();
+  expect_chained_products<hip::matrix::Gfx1201, hip::matrix::Bf16>();
 }
 
 TEST(SimtMatrixUnit, LanesThatRepeatAnElementMustAgree) {
   const std::string error = simt::run({.blocks = 1, .threads = 32, .wave = 32}, [] {
-    gpu::matrix::Words<8> a{}, b{};
+    hip::matrix::Words<8> a{}, b{};
     if (gpu::thread_index() == 20) a.word[3] = 0x3C00;
-    gpu::matrix::Floats<8> d{};
-    gpu::matrix::wmma_gfx11_f16(d, a, b);
+    hip::matrix::Floats<8> d{};
+    hip::matrix::wmma_gfx11_f16(d, a, b);
   });
   EXPECT_NE(error.find("brings another element"), std::string::npos) << error;
 }

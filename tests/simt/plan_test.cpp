@@ -45,7 +45,7 @@ class FakeWorkspace {
   std::vector<std::byte> memory_;
 };
 
-/// What cuda::attend() enqueues and cuda::attend_status() judges.
+/// Runs the launches that cuda::attend() enqueues, and judges them like cuda::attend_status().
 Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks, std::int64_t& rows) {
   const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value(), settings);
   if (!planned.ok()) return planned.status();
@@ -97,7 +97,7 @@ TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
   EXPECT_TRUE(workspace.guard_intact());
 }
 
-/// What validate() says of lengths that the plan has room for.
+/// Whether validate() refuses lengths that the plan has room for.
 bool breaks_bounds(const Case& c, const Plan& plan) {
   FakeWorkspace workspace(plan);
   const gpu::AttendArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);

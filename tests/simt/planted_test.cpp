@@ -71,21 +71,21 @@ TEST(SimtPlanted, EveryPieceOfSharedMemoryHasAGuard) {
   }
 }
 
-/// What the attend kernel is told wrongly of masks, by a list that is right.
+/// Changes each mask field of the attend kernel's arguments, with a correct work list.
 TEST(SimtPlanted, EveryFieldOfMasksIsNeeded) {
   constexpr const char* kMasks[] = {
       "q=f32 heads=4:2 d=16 page=8 alibi=1 window=20 lse=1 reqs=9:70,20:40,3:0 kbegin=1x16,1x5,1x0 qbegin=1x60,1x30,1x8 "
       "causal=1x1,2x0 wright=4"};
   EXPECT_FALSE(found(kDevice, kMasks)) << testing::PrintToString(findings_of(kDevice, kMasks));
   const std::pair<const char*, std::function<void(gpu::AttendArgs&)>> faults[] = {
-      {"masks ignored", [](gpu::AttendArgs& a) { a.has_masks = false; }},
-      {"every request causal", [](gpu::AttendArgs& a) { a.causal.data = nullptr; }},
-      {"the first request's flag", [](gpu::AttendArgs& a) { a.causal.stride = 0; }},
-      {"q_begin ignored", [](gpu::AttendArgs& a) { a.q_begin.data = nullptr; }},
-      {"the first request's q_begin", [](gpu::AttendArgs& a) { a.q_begin.stride = 0; }},
-      {"key_begin ignored", [](gpu::AttendArgs& a) { a.key_begin.data = nullptr; }},
-      {"window_right one long", [](gpu::AttendArgs& a) { ++a.window_right; }},
-      {"window_right ignored", [](gpu::AttendArgs& a) { a.window_right = -1; }}};
+      {"masks_ignored", [](gpu::AttendArgs& a) { a.has_masks = false; }},
+      {"causal_flag_ignored", [](gpu::AttendArgs& a) { a.causal.data = nullptr; }},
+      {"causal_flag_of_first_request", [](gpu::AttendArgs& a) { a.causal.stride = 0; }},
+      {"q_begin_ignored", [](gpu::AttendArgs& a) { a.q_begin.data = nullptr; }},
+      {"q_begin_of_first_request", [](gpu::AttendArgs& a) { a.q_begin.stride = 0; }},
+      {"key_begin_ignored", [](gpu::AttendArgs& a) { a.key_begin.data = nullptr; }},
+      {"window_right_one_long", [](gpu::AttendArgs& a) { ++a.window_right; }},
+      {"window_right_ignored", [](gpu::AttendArgs& a) { a.window_right = -1; }}};
   for (const auto& [name, tamper] : faults) {
     simt::Device device = kDevice;
     device.tamper = tamper;

@@ -116,7 +116,7 @@ TEST(SimtSchedule, EveryKeyOnceForRandomLengths) {
   }
 }
 
-/// What explain counts of the list that `s` asks for.
+/// Counts of explain for the list that `s` asks for.
 plan_detail::ListWork counted(const Scheduled& s, const std::vector<Lens>& lens) {
   Plan plan;
   plan.problem.num_q_heads = 3 * s.args.group;

@@ -98,7 +98,7 @@ TEST(SimtSpecial, ChunkingDoesNotChangeBits) {
   }
 }
 
-// What fixed parts are for: parts chosen from the load of the moment do change bits, so the test above can fail.
+// Shows that fixed parts are needed: parts chosen by the present load do change bits, so the test above can fail.
 TEST(SimtSpecial, ChosenPartsDoChangeBits) {
   const ProblemLine line = line_of(kTypes[0], "heads=2:1 d=16 page=16 lse=1 reqs=3@2000,1@9000");
   EXPECT_FALSE(judge_alone(made(line), on_device({.target_items = 8})).empty());

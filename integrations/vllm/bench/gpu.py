@@ -186,7 +186,7 @@ def levels_of(text: str) -> list[tuple[int, list[int]]]:
 
 
 def compare_tokens(found: dict[str, dict[str, Any]], tie: float = 0.05) -> dict[str, Any]:
-    """Of each pair of backends, requests: equal, parted at a tie (the second one's lead there is under ``tie``), parted otherwise."""
+    """Counts requests for each pair of backends: equal, parted at a tie (the second token's lead is under ``tie``), parted otherwise."""
     names, result = list(found), {}
     for a, b in [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]:
         counts = {"equal": 0, "tie": 0, "parted": 0, "tokens before parting": 0, "largest lead": 0.0}
@@ -218,7 +218,7 @@ class Audit:
         return subprocess.Popen(command, env=environment, stdout=open(target.with_suffix(".log"), "w"), stderr=subprocess.STDOUT)
 
     def result(self) -> dict[str, Any]:
-        """Of each fault what session.py found; of those that took too long, nothing."""
+        """Findings of session.py for each fault; nothing for faults that took too long."""
         for run in self._runs:
             try:
                 run.wait(max(0.1, self._until - time.perf_counter()))
@@ -280,7 +280,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def set_options(a: argparse.Namespace) -> None:
-    """What gpu_engine.py gets, unless the environment says it already."""
+    """Sets the options of gpu_engine.py that the environment does not set already."""
     chosen: dict[str, Any] = {"kv_cache_memory_bytes": int(a.kv_gib * 2**30)}
     if a.no_compile:
         chosen["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 16, 64, 128]}

@@ -43,7 +43,7 @@ def refill(worker: Any) -> None:
 
 
 class Bench:
-    """What one engine does when it is asked."""
+    """Commands of one engine."""
 
     def __init__(self, engine: Any):
         self.engine, self.core = engine, engine.llm_engine

@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def refusal_of(version: str) -> str | None:
-    """Why this version of vLLM is not served, or None. A version that has no number (a build from a checkout) is served."""
+    """Returns why this version of vLLM is not served, or None. A version without a number (a build from a checkout) is served."""
     found = re.match(r"(\d+)\.(\d+)", version)
     first, end = VERSIONS
     if found is None or first <= (int(found[1]), int(found[2])) < end or version.startswith("0.0"):

@@ -2,7 +2,7 @@
 """vLLM's attention backend CUSTOM on Quire: one code for CPU, CUDA and ROCm, and for the interfaces of vLLM 0.26 to 0.33.
 
 The cache is vLLM's one tensor a layer, [blocks, kv_heads, block_size, 2 * head_dim], K then V in the last dim, in any physical
-order: strides say where. What Quire does not have is refused by vLLM's own questions (``supports_...``), before a weight is loaded.
+order, given by its strides. vLLM's own questions (``supports_...``) refuse features that Quire lacks, before a weight is loaded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM finds the backend. CUDA and ROCm ask vLLM's registry; vLLM's CPU platform has one answer, and is asked to look first.
+"""Selection of the backend by vLLM. CUDA and ROCm ask vLLM's registry; vLLM's CPU platform has one answer, and is asked to look first.
 
 The slot is CUSTOM: a name of our own would not survive the pickle of the configuration to the processes that vLLM spawns.
 """
@@ -22,7 +22,7 @@ def offer() -> None:
 
 
 def missing_kernels() -> str | None:
-    """Why this build of Quire serves no layer on vLLM's device, or None. A GPU host without nvcc builds a Quire for CPUs."""
+    """Returns why this build of Quire serves no layer on vLLM's device, or None. A GPU host without nvcc builds a Quire for CPUs."""
     from vllm.platforms import current_platform
 
     for backend, asked, option in (("cuda", current_platform.is_cuda(), "QUIRE_CUDA"), ("hip", current_platform.is_rocm(), "QUIRE_HIP")):

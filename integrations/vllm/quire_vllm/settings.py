@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment asks for. A value that cannot be read is an error that names the variable, the value and what was expected."""
+"""Settings from the environment. A value that cannot be read is an error that names the variable, the value and what was expected."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 
 class Messages:
-    """What vLLM's scheduler would send: a tiny one, with pages of a fixed size from a counter."""
+    """Messages that vLLM's scheduler would send: a tiny scheduler, with pages of a fixed size from a counter."""
 
     def __init__(self, page_size=4):
         self.page_size = page_size

@@ -24,7 +24,7 @@ from quire.errors import ArgumentError, UnsupportedError
 
 @dataclasses.dataclass(frozen=True)
 class ShardedPlan:
-    """What a rank does in one step; made by :func:`plan`, used for every layer. str() says it in words."""
+    """Plan of a rank for one step; made by :func:`plan`, used for every layer. str() describes the plan."""
 
     shard: ContextShard
     heads: str
@@ -33,10 +33,10 @@ class ShardedPlan:
     lengths: LocalLengths
     indices: dict[str, Any]  # index arrays of the rank's batch, where the query is
     local: Any  # quire.Plan of the rank's own attention
-    workspace: Any  # of it, on a GPU
+    workspace: Any  # workspace of the local plan, on a GPU
     whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
     part: Any = None  # on a GPU: the buffer of the rank's part, for every layer; the exchange of a layer ends before the next one writes
-    chunks: tuple[HeadChunk, ...] = ()  # of heads, whose exchange overlaps with attention; empty: all heads at once
+    chunks: tuple[HeadChunk, ...] = ()  # chunks of heads whose exchange overlaps with attention; empty: all heads at once
 
     def __str__(self) -> str:
         s = self.shard
@@ -71,7 +71,7 @@ def _require_same_lengths(batch: Any, plan: ShardedPlan) -> None:
 
 
 def _refuse(batch: Any, options: Any, shard: ContextShard, group: Group) -> None:
-    """What this call cannot express, in words."""
+    """Refuses arguments that this call cannot express."""
     if (shard.rank, shard.world) != (group.rank, group.world):
         raise ArgumentError(
             f"shard: rank {shard.rank} of {shard.world}, expected rank {group.rank} of {group.world} as the group; with fewer "
@@ -232,7 +232,7 @@ def plan(
     batch: Any, cache: Any, options: Any = None, *, group: Group, shard: ContextShard, exchange: str = "auto", heads: str = "all",
     check: bool | str = True, kernel: str | None = None, partials: str = "auto", overlap: int = 1,
 ) -> ShardedPlan:  # fmt: skip
-    """What this rank does in one step. All ranks of the group call it, once per step; :func:`attend` then uses it for every layer.
+    """Plans a rank's work for one step. All ranks of the group call it once per step; :func:`attend` uses the plan for every layer.
 
     batch: query_start_loc and seq_lens of the whole requests; block_table [num_reqs, pages] of this rank's own cache, whose page j holds
         local indices [j * page_size, (j + 1) * page_size). Every key is in the cache of its rank (append first).

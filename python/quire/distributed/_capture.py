@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One capture per rank of a sharded call, for ``quire diagnose rank0.safetensors rank1.safetensors ...``."""
+"""Captures of a sharded call, one per rank, for ``quire diagnose rank0.safetensors rank1.safetensors ...``."""
 
 from __future__ import annotations
 

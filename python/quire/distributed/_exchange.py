@@ -26,7 +26,7 @@ def transposed(array: Any, *axes: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Of partial results of one step. itemsize: bytes of an output element; below 4 they have the query's dtype."""
+    """Layout of the partial results of one step. itemsize: bytes of an output element; below 4 outputs have the query's dtype."""
 
     num_tokens: int
     num_q_heads: int
@@ -72,7 +72,7 @@ def _rounded_up(words: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """How partial results become results.
+    """Kind of exchange by which partial results become results.
 
     kind: "all_gather": every rank receives all partial results and merges them. "all_to_all": rank k receives the partial results of its
         share of the heads and merges them; if every rank wants all heads, an all-gather of results follows.

@@ -22,7 +22,7 @@ from quire.errors import ArgumentError, RankError
 _SLICE = 0.2  # seconds between looks into the mailbox; longer: failures of others are noticed later
 _MOMENT = 1.0  # seconds that ranks have to say that they wait, after the time limit; too short: ranks that are alive are named
 _LAST_WORDS = 3.0  # seconds that the keeper of the mailbox waits for readers; too short: others name the keeper instead
-_TEXT_BYTES = 512  # of a failure's text in a record of facts; a longer text is cut
+_TEXT_BYTES = 512  # length of a failure's text in a record of facts; a longer text is cut
 DEFAULT_TIMEOUT = 30.0  # seconds; longer than a step, shorter than a user's patience
 
 
@@ -50,7 +50,7 @@ class Transport(Protocol):
 
     def post(self, key: str, text: str) -> None: ...
     def read(self, rank: int, key: str) -> str | None:
-        """What a rank posted under a key, or None. Waits for nothing."""
+        """Reads the text that a rank posted under a key, or None. Does not wait."""
 
 
 class Group:
@@ -163,7 +163,7 @@ class Group:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Of code between exchanges: what it raises is told to the other ranks, which else would wait for the time limit."""
+        """Guards code between exchanges: tells the other ranks of an exception, for which they would wait until the time limit."""
         try:
             yield
         except BaseException as error:
@@ -183,7 +183,7 @@ class Group:
                     raise self._missing(f"{what}: {{}} did not come within {self.timeout:g} s")
         except (RankError, ArgumentError):
             raise
-        except Exception as error:  # of the transport: a connection that closed, say
+        except Exception as error:  # error of the transport, such as a closed connection
             self._raise_if_one_failed()
             raise self._missing(f"{what}: {{}} is gone ({_first_line(error)})") from error
 

@@ -31,7 +31,7 @@ def local_lengths(
     made = _quire.local_lengths(shard.rank, shard.world, shard.interleave, shard.span, query_start_loc, seq_lens, sliding_window)
     starts, lengths, request, causal, q_begin, key_begin = (np.array(values, np.int64) for values in made)
     rows = np.diff(starts)
-    # One row at the end of its keys sees all of them, causal or not.
+    # A single row at the end of its keys sees all keys, causal or not.
     plain = not len(q_begin) and ((causal == 1) | (rows == 1)).all() and (lengths >= rows).all()
     return LocalLengths(
         query_start_loc=starts,

@@ -28,7 +28,7 @@ def as_bytes(array: Any) -> np.ndarray:
 
 
 class _Table:
-    """What the threads share: deposits by exchange number, and the mailbox."""
+    """State that the threads share: deposits by exchange number, and the mailbox."""
 
     def __init__(self, world: int):
         self.world = world

@@ -11,7 +11,7 @@ import numpy as np
 from quire.distributed._local_transport import as_bytes
 from quire.errors import UnsupportedError
 
-_TAG = 7701  # of mailbox messages, on a communicator of their own
+_TAG = 7701  # tag of mailbox messages, on a communicator of their own
 
 
 def _import_mpi() -> Any:
@@ -40,8 +40,8 @@ class _Request:
 class MpiTransport:
     name = "mpi"
     keeper = -1
-    latency = 10e-6  # of a collective between processes of one host; a guess, which only the choice of exchanges reads
-    bandwidth = 2e9  # as above
+    latency = 10e-6  # seconds of a collective between processes of one host; a guess, used only to choose an exchange
+    bandwidth = 2e9  # bytes per second; a guess, too
 
     def __init__(self, comm: Any):
         mpi = _import_mpi()

@@ -30,7 +30,7 @@ class HeadChunk:
     local: Any
     workspace: Any
     part: Any  # buffer of this rank's part
-    received: Any  # of all ranks' parts
+    received: Any  # buffer of all ranks' parts
     side: Any  # the stream of exchanges, one for all chunks; None on CPUs
 
 

@@ -112,7 +112,7 @@ class ZigZag:
 
 @dataclasses.dataclass(frozen=True)
 class PrefillPlan:
-    """One rank's work on the prompts of one step; made by :func:`prefill_plan`, used for every layer."""
+    """Plan of a rank for the prompts of one step; made by :func:`prefill_plan`, used for every layer."""
 
     zigzag: ZigZag
     head_chunks: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what: pure data. Every function takes integers, NumPy arrays or torch tensors, on any device, and copies nothing there."""
+"""Owners of positions and heads, as pure data. Functions take integers, NumPy arrays or torch tensors on any device, and copy nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _array(values: Any) -> Any:
 
 
 def _require_range(values: Any, name: str, low: int, end: int | None) -> None:
-    """Of arrays in host memory, all of them in [low, end)."""
+    """Checks that all values of an array in host memory are in [low, end)."""
     if is_torch(values) and values.device.type != "cpu":
         return
     host = np.asarray(values).reshape(-1)
@@ -45,7 +45,7 @@ def _require_range(values: Any, name: str, low: int, end: int | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ContextShard:
-    """Which positions of every request a rank holds. Positions stay global; a rank counts those that it holds by a local index.
+    """Positions of every request that a rank holds. Positions stay global; a rank counts its positions by a local index.
 
         owner(p) = p // interleave % world                    interleaved: the order of vLLM's decode context parallel
                  = min(p // span, world - 1)                  contiguous (span > 0): the last rank also holds what follows
@@ -91,13 +91,13 @@ class ContextShard:
         return self.owner(positions) == self.rank
 
     def local_index(self, positions: Any) -> Any:
-        """How many positions below each one its owner holds: the place in the owner's cache."""
+        """Number of positions below each one that its owner holds: the place in the owner's cache."""
         if self.span:
             return positions - self.owner(positions) * self.span
         return positions // (self.interleave * self.world) * self.interleave + positions % self.interleave
 
     def local_length(self, lengths: Any) -> Any:
-        """How many of the positions [0, length) this rank holds."""
+        """Number of positions in [0, length) that this rank holds."""
         if self.span:
             last = self.rank + 1 == self.world
             return _clip(lengths - self.rank * self.span, 0, None if last else self.span)
@@ -154,7 +154,7 @@ class ContextShard:
 
 @dataclasses.dataclass(frozen=True)
 class HeadShard:
-    """Which heads a rank computes (tensor parallel). Nothing is exchanged: slices of query, cache and output are enough.
+    """Heads that a rank computes (tensor parallel). Ranks exchange nothing: slices of query, cache and output are enough.
 
     world divides num_kv_heads, or is a multiple of it: then several ranks hold the same KV head and share its query heads.
     Raises ContractError (Q-D01, Q-D03), ArgumentError.

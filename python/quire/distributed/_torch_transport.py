@@ -46,7 +46,7 @@ class _Work:
 
 
 class _Enqueued:
-    """Of a GPU: the exchange runs on a stream, and what the caller enqueues next comes after it."""
+    """Exchange on a GPU: it runs on a stream, and later work that the caller enqueues comes after it."""
 
     def __init__(self, work: Any):
         self._work = work
@@ -73,7 +73,7 @@ class TorchTransport:
             members, backend="gloo", use_local_synchronization=True
         )
         _made += 1
-        self.keeper = members.index(0) if 0 in members else -1  # of a TCPStore, as torchrun makes it
+        self.keeper = members.index(0) if 0 in members else -1  # rank that keeps the TCPStore, as torchrun makes it
         self._prefix = f"quire/{_made}/{'.'.join(map(str, members))}"
         self._store = self._dist.distributed_c10d._get_default_store()
 

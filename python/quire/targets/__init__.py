@@ -59,7 +59,7 @@ LSE_SKIP = {"lse": "returns no lse"}
 
 
 class Target:
-    """What :func:`quire.verify` knows of an implementation. Override :meth:`attend`, and the promises that hold."""
+    """Implementation under test, for :func:`quire.verify`. Override :meth:`attend`, and the promises that hold."""
 
     name: str = "unnamed"
     deterministic: bool = True

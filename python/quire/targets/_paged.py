@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adapters share: a case's lengths, its cache in another layout, and everything that a request reads, as NumPy bits.
+"""Helpers of adapters: a case's lengths, its cache in another layout, and all values that a request reads, as NumPy bits.
 
-Nothing is rounded here: values move as bits, poison included. What cannot be moved without rounding is refused.
+Values move as bits, poison included, without rounding. Values that would need rounding are refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scale_of(scale: Any, name: str) -> np.ndarray | None:
 
 
 def one_scale(scale: Any, name: str) -> float:
-    """For implementations with one scale per tensor; refuses scales that differ by head."""
+    """Scale for implementations with one scale per tensor; refuses scales that differ by head."""
     values = scale_of(scale, name)
     if values is None:
         return 1.0

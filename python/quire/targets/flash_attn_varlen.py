@@ -75,7 +75,7 @@ class VllmFlashAttn3(Target):
         self._function, self._device = module.flash_attn_varlen_func, device
 
     def supports(self, p: Any) -> bool:
-        """What quire.verify asks."""
+        """Whether quire.verify may run a problem."""
         return (
             p.query in ("f16", "bf16") and p.kv == p.query and p.k_scale == p.v_scale == "none" and not p.alibi
             and not (p.sinks and p.query == "f16") and p.head_dim in (64, 96, 128, 192, 256) and p.index == "i32"

@@ -39,7 +39,7 @@ class FlashInferPrefill(Target):
         self._wrapper = getattr(module, self.wrapper)(workspace, "NHD", **({} if backend is None else {"backend": backend}))
 
     def supports(self, p: Any) -> bool:
-        """What quire.verify asks. Each combination of types, head_dim, window and soft cap is compiled when it is first asked."""
+        """Whether quire.verify may run a problem. Each combination of types, head_dim, window and soft cap is compiled when it is first asked."""
         scales = {"none", "tensor"} if p.kv.startswith("fp8") else {"none"}
         return (
             p.query in ("f16", "bf16") and p.kv in (p.query, "fp8_e4m3fn", "fp8_e5m2") and {p.k_scale, p.v_scale} <= scales and not p.alibi

@@ -41,12 +41,12 @@ def _from_vllm(op: str) -> Any:
     raise ImportError(f"no {op} in {' or '.join(PACKAGES)}")
 
 
-_FP8_PER_TENSOR = 1  # of vLLM's KVQuantMode
-_SEGMENTS = 16  # of keys, as vLLM's backend has them
+_FP8_PER_TENSOR = 1  # value of vLLM's KVQuantMode
+_SEGMENTS = 16  # segments of keys in vLLM's backend
 
 
 class VllmOp(Target):
-    """One op. The kernels round softmax weights to the type of V. ``split``: unified_attention gets room for partial results, so that
+    """An op of vLLM. The kernels round softmax weights to the type of V. ``split``: unified_attention gets room for partial results, so that
     decode rows share their keys among blocks."""
 
     skip = _SKIP
@@ -64,7 +64,7 @@ class VllmOp(Target):
         self.name = f"{getattr(self._function, '__module__', 'vllm').split('.')[0]}.{op}{'_split' if split else ''}"
 
     def supports(self, p: Any) -> bool:
-        """What the op is asked by quire.verify; more is refused case by case. f32 queries are left out: their products are TF32."""
+        """Whether quire.verify may run a problem; the op refuses more, case by case. f32 queries are left out: their products are TF32."""
         unified, scaled = self._op == "unified_attention", p.kv.startswith("fp8")
         types = p.query in ("f16", "bf16") and (p.kv == p.query or p.kv == "fp8_e4m3fn" or (p.kv == "fp8_e5m2" and not unified))
         scales = {p.k_scale, p.v_scale} <= ({"none", "tensor"} if scaled else {"none"})

@@ -12,7 +12,6 @@
 #include "backend/cpu/fp8_tables.h"
 #include "backend/cpu/padding.h"
 #include "backend/cpu/parallel.h"
-#include "backend/cpu/planted.h"
 #include "plan/fits.h"
 #include "plan/this_cpu.h"
 #include "quire/attention.hpp"
@@ -88,9 +87,6 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   const plan_detail::Workspace w = plan_detail::workspace_of(plan);
   a.partial_acc = workspace + w.partial_acc;
   a.partial_states = workspace + w.partial_states;
-  if (QUIRE_PLANTED(scales_swapped)) std::swap(a.k_scale, a.v_scale), std::swap(a.k_scale_stride, a.v_scale_stride);
-  if (QUIRE_PLANTED(soft_cap_ignored)) a.score.soft_cap = 0.0f;
-  if (QUIRE_PLANTED(scale_from_query_heads)) a.score.scale = 1.0f / std::sqrt(static_cast<float>(batch.query.shape[1]));
   return a;
 }
 
@@ -150,7 +146,7 @@ Status run_items(const Plan& plan, const AttendArgs& args, float* workspace, Exe
       const MergeItem merge = plan_detail::merge_of(plan, m);
       // Release publishes this part's partials; acquire lets the last to arrive see everybody's.
       const std::int32_t done = std::atomic_ref(parts_done[m]).fetch_add(1, std::memory_order_acq_rel) + 1;
-      if (done == (QUIRE_PLANTED(merged_at_first_part) ? 1 : merge.num_partials)) rows += kernel.merge(args, merge, scratch);
+      if (done == merge.num_partials) rows += kernel.merge(args, merge, scratch);
     }
     rows_written.fetch_add(rows, std::memory_order_relaxed);
   };

@@ -17,7 +17,6 @@
 #include "backend/cpu/finish_row.h"
 #include "backend/cpu/fold_rows.h"
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/planted.h"
 #include "backend/cpu/softmax_row.h"
 #include "backend/cpu/tile_path.h"
 
@@ -27,9 +26,8 @@ namespace {
 /// One segment from scratch: acc and states hold its keys [begin, end) afterwards.
 template <class V>
 void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
-  if (QUIRE_PLANTED(partial_key_tile_skipped) && end / v.tile_kv * v.tile_kv > begin) end = end / v.tile_kv * v.tile_kv;
-  for (std::int64_t i = 0; i < v.num_rows * v.v_stride && !QUIRE_PLANTED(stale_accumulator); ++i) v.acc[i] = 0.0f;
-  for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
+  for (std::int64_t i = 0; i < v.num_rows * v.v_stride; ++i) v.acc[i] = V::Faults::at_start(v.acc[i]);
+  for (std::int64_t m = 0; m < v.num_rows; ++m) v.states[m] = V::Faults::at_start(v.states[m]);
   if (v.direct) return absorb_directly<V>(v, begin, end);
   const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
     const std::int64_t tile_end = (at / v.tile_kv + 1) * v.tile_kv;
@@ -52,8 +50,8 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
 template <class V>
 void load_queries(const ItemView& v) {
   for (std::int64_t m = 0; m < v.num_rows; ++m) {
-    const std::int64_t token = QUIRE_PLANTED(query_of_first_row) ? v.first_token : v.token(m);
-    load_key<V>(v.query + m * v.stride, /*temp=*/v.v_panel, v.args.query, v.args.query.strides.row(0, v.head(m), token), v.args,
+    load_key<V>(v.query + m * v.stride, /*temp=*/v.v_panel, v.args.query, v.args.query.strides.row(0, v.head(m), v.token(m)),
+                v.args,
                 /*scale=*/1.0f);
   }
 }
@@ -74,13 +72,11 @@ std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* sc
   for (std::int64_t at = item.key_begin; at < item.key_end;) {
     const std::int64_t next = (at / split + 1) * split;
     const std::int64_t stop = next < item.key_end ? next : item.key_end;
-    if (QUIRE_PLANTED(last_split_dropped) && at != item.key_begin && stop == item.key_end) break;
     absorb_segment<V>(v, at, stop);
     for (std::int64_t m = 0; m < v.num_rows; ++m)
       fold_row<V>(v.total + m * v.v_stride, v.totals[m], v.acc + m * v.v_stride, v.states[m], v.v_stride);
     at = stop;
   }
-  if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) return v.num_rows;
   for (std::int64_t m = 0; m < v.num_rows; ++m) finish_row<V>(args, v.token(m), v.head(m), v.total + m * v.v_stride, v.totals[m]);
   return v.num_rows;
 }

@@ -16,7 +16,6 @@
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/panels.h"
-#include "backend/cpu/planted.h"
 #include "backend/cpu/softmax_row.h"
 
 namespace quire::cpu {
@@ -69,7 +68,6 @@ void direct_score_block(const ItemView& v, std::int64_t m, std::int64_t j, const
     DirectSums<V, kRows> sums;
     const std::uint8_t* const rows[kDirectKeys] = {keys[0], keys[1], keys[2], keys[3]};
     for (std::int64_t d = 0; d < floats; d += V::kWidth) {
-      if (QUIRE_PLANTED(query_tail_dims_dropped) && (d + V::kWidth) * V::kPairs >= v.args.head_dim) break;
       sums.add(query + d, stride, load(rows[0], d), load(rows[1], d), load(rows[2], d), load(rows[3], d));
     }
     sums.store(scores, pitch);
@@ -178,7 +176,7 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
 template <class V>
 void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRows* next, std::int64_t tile_begin) {
   const AttendArgs& a = v.args;
-  const bool scaled = !rows.fresh || QUIRE_PLANTED(scales_on_new_rows);
+  const bool scaled = V::Faults::is_scaled(rows.fresh);
   const float k_scale = scaled ? key_scale(v) : 1.0f;
   const float v_scale = scaled ? scale_of_head(a.v_scale, a.v_scale_stride, v.item.kv_head) : 1.0f;
   semantics::ScoreParams params = a.score;
@@ -194,12 +192,11 @@ void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRow
     float* row = v.scores + m * v.tile_kv;
     keys[m] = v.keys(m, tile_begin, tile_begin + rows.begin, tile_begin + rows.end);
     if (keys[m].empty()) continue;
-    corrections[m] = softmax_row<V>(row, keys[m], params, v.slope(m), tile_begin - v.alibi_origin(m), v.states[m]);
+    corrections[m] = softmax_row<V>(row, keys[m], params, v.slope(m), tile_begin - V::Faults::alibi_origin(v, m), v.states[m]);
     for (std::int64_t j = keys[m].begin / V::kWidth * V::kWidth; j < keys[m].end && v_scale != 1.0f; j += V::kWidth)
       V::store(row + j, V::mul(V::load(row + j), V::set1(v_scale)));
   }
   PrefetchWalk v_ahead = walk(a.cache_v, a.value, next != nullptr ? next->v : nullptr);
-  if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
   direct_values<V>(v, rows, rows.fresh ? a.value : a.cache_v, keys, corrections, v_ahead);
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
-#include "backend/cpu/planted.h"
 
 // Anonymous on purpose, in every header that a kernel includes: each instruction-set unit must keep its own copy of every
 // function.
@@ -37,7 +36,7 @@ void convert_run(float* dst, const RowSource& src, std::int64_t offset, std::int
   const auto* words = static_cast<const std::uint16_t*>(src.data) + offset;
   const auto* codes = static_cast<const std::uint8_t*>(src.data) + offset;
   const std::int64_t whole = count / V::kWidth * V::kWidth;
-  switch (QUIRE_PLANTED(fp8_fn_fnuz_confused) && src.dtype == DType::fp8_e4m3fn ? DType::fp8_e4m3fnuz : src.dtype) {
+  switch (src.dtype) {
     case DType::f32:
       for (std::int64_t i = 0; i < whole; i += V::kWidth) V::store(dst + i, V::load(floats + i));
       break;
@@ -211,12 +210,9 @@ void for_each_row(const AttendArgs& args, const KvRows& rows, const RowSource& c
                   std::int64_t end, Visit&& visit) {
   const Request& req = args.reqs[rows.req];
   const std::int64_t cached_end = end < req.cached_len ? end : req.cached_len;
-  const semantics::IndexView pages =
-      semantics::index_row(args.block_table, QUIRE_PLANTED(table_row_of_first_request) ? 0 : rows.req);
+  const semantics::IndexView pages = semantics::index_row(args.block_table, rows.req);
   semantics::for_each_page_run(pages, args.page_size, begin, cached_end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                 if (QUIRE_PLANTED(pages_shifted_by_one) && position >= args.page_size)
-                                   page = pages[position / args.page_size - 1];
                                  for (std::int64_t i = 0; i < count; ++i)
                                    visit(position + i, cache, cache.strides.row(page, rows.kv_head, offset + i), false);
                                });

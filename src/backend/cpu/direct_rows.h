@@ -9,7 +9,6 @@
 
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {
@@ -29,7 +28,6 @@ struct TileRows {
 /// Fills `rows` for positions [begin, end) of a request; all of them are cached or all are new.
 inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std::int64_t kv_head, std::int64_t begin,
                       std::int64_t end) {
-  if (QUIRE_PLANTED(kv_head_always_zero)) kv_head = 0;
   const std::int64_t tile_begin = begin / a.tile_kv * a.tile_kv;
   rows.begin = begin - tile_begin;
   rows.end = end - tile_begin;
@@ -47,11 +45,9 @@ inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std
     if (count > rows.longest_run) rows.longest_run = count;
   };
   if (rows.fresh) return add_run(0, a.query_start_loc[req] - a.reqs[req].context_len + begin, end - begin, begin);
-  const semantics::IndexView pages = semantics::index_row(a.block_table, QUIRE_PLANTED(table_row_of_first_request) ? 0 : req);
+  const semantics::IndexView pages = semantics::index_row(a.block_table, req);
   semantics::for_each_page_run(pages, a.page_size, begin, end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                 if (QUIRE_PLANTED(pages_shifted_by_one) && position >= a.page_size)
-                                   page = pages[position / a.page_size - 1];
                                  add_run(page, offset, count, position);
                                });
 }

@@ -14,7 +14,6 @@
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/packed_rows.h"
 #include "backend/cpu/panels.h"
-#include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {

@@ -8,7 +8,6 @@
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/fold_rows.h"
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/planted.h"
 #include "semantics/dtype.h"
 #include "semantics/softmax_state.h"
 
@@ -17,14 +16,9 @@ namespace {
 
 /// A row of 8-bit numbers: stored = value / output_scale, rounded to nearest even, saturated.
 inline void store_fp8_row(const AttendArgs& args, std::int64_t offset, const float* row) {
-  const float factor = QUIRE_PLANTED(output_scale_multiplied) ? 1.0f / args.output_scale : args.output_scale;
   auto* codes = static_cast<std::uint8_t*>(args.output);
   for (std::int64_t d = 0; d < args.v_head_dim; ++d) {
-    const float value = row[d] / factor;
-    std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(value);
-    if (QUIRE_PLANTED(output_truncated) && std::fabs(semantics::fp8_decode<semantics::E4m3fn>(code)) > std::fabs(value)) --code;
-    if (QUIRE_PLANTED(output_not_saturated) && std::fabs(value) > 464.0f) code |= 0x7F;
-    codes[offset + args.output_strides.element(d)] = code;
+    codes[offset + args.output_strides.element(d)] = semantics::fp8_encode<semantics::E4m3fn>(row[d] / args.output_scale);
   }
 }
 
@@ -47,8 +41,7 @@ void store_row(const AttendArgs& args, std::int64_t token, std::int64_t head, co
         V::store_bf16(words + d, x);
     }
   }
-  for (; d < (QUIRE_PLANTED(row_padding_written) ? args.v_stride : dims); ++d)
-    semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
+  for (; d < dims; ++d) semantics::store(args.output, args.output_dtype, offset + s.element(d), row[d]);
 }
 
 /// Adds the sink, normalises `total` in place and writes the row and its lse.
@@ -56,7 +49,7 @@ template <class V>
 void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, float* total, SoftmaxState state) {
   const std::int64_t stride = args.v_stride;
   float weight = 1.0f;
-  if (args.sinks != nullptr && !QUIRE_PLANTED(sinks_dropped)) {
+  if (args.sinks != nullptr) {
     const semantics::Merged merged = semantics::combine_sink(state, args.sinks[head * args.sinks_stride]);
     state = merged.state;
     weight = merged.weight_a;
@@ -66,11 +59,8 @@ void finish_row(const AttendArgs& args, std::int64_t token, std::int64_t head, f
   const float sum = state.max == -INFINITY ? 1.0f : state.sum;
   for (std::int64_t d = 0; d < stride; d += V::kWidth)
     V::store(total + d, V::add(V::div(V::mul(V::load(total + d), V::set1(weight)), V::set1(sum)), V::set1(0.0f)));
-  if (QUIRE_PLANTED(heads_swapped_in_pairs)) head ^= 1;
   store_row<V>(args, token, head, total);
-  if (args.lse != nullptr)
-    args.lse[token * args.lse_token + head * args.lse_head] =
-        semantics::log_sum_exp(state) * (QUIRE_PLANTED(lse_base_2) ? 1.4426950f : 1.0f);
+  if (args.lse != nullptr) args.lse[token * args.lse_token + head * args.lse_head] = semantics::log_sum_exp(state);
 }
 
 /// Split-KV: the item is one segment; its un-normalised accumulators and states go to the workspace.
@@ -95,12 +85,10 @@ std::int64_t merge_item(const AttendArgs& args, const MergeItem& item, float* sc
     SoftmaxState state;
     for (std::int64_t d = 0; d < stride; ++d) scratch[d] = 0.0f;
     for (std::int64_t part = 0; part < item.num_partials; ++part) {
-      if (QUIRE_PLANTED(last_split_dropped) && part > 0 && part + 1 == item.num_partials) break;
       const std::int64_t index = item.first_partial + part * num_rows + m;
       const SoftmaxState part_state{args.partial_states[2 * index], args.partial_states[2 * index + 1]};
       fold_row<V>(scratch, state, args.partial_acc + index * stride, part_state, stride);
     }
-    if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) continue;
     const std::int64_t token = args.query_start_loc[item.req] + item.row_begin + m / group;
     finish_row<V>(args, token, item.kv_head * group + m % group, scratch, state);
   }

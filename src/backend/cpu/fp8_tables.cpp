@@ -4,7 +4,6 @@
 
 #include <array>
 
-#include "backend/cpu/planted.h"
 #include "semantics/dtype.h"
 
 namespace quire::cpu {
@@ -34,8 +33,6 @@ template <auto make>
 const auto* table_of(DType dtype) noexcept {
   static const auto e4m3fn = make(DType::fp8_e4m3fn), e4m3fnuz = make(DType::fp8_e4m3fnuz);
   static const auto e5m2 = make(DType::fp8_e5m2), e5m2fnuz = make(DType::fp8_e5m2fnuz);
-  if (QUIRE_PLANTED(fp8_fn_fnuz_confused) && itemsize(dtype) == 1)
-    return dtype == DType::fp8_e4m3fn ? e4m3fnuz.data() : e4m3fn.data();
   switch (dtype) {
     case DType::fp8_e4m3fn: return e4m3fn.data();
     case DType::fp8_e4m3fnuz: return e4m3fnuz.data();

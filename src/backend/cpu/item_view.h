@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
-#include "backend/cpu/planted.h"
 #include "semantics/softmax_state.h"
 #include "semantics/visible_range.h"
 
@@ -46,9 +45,7 @@ struct ItemView {
     const Request& req = a.reqs[w.req];
     first_position = req.context_len + req.shift;
     num_keys = req.context_len + req.query_len;
-    if (QUIRE_PLANTED(q_begin_ignored)) first_position = req.context_len;
-    reach = semantics::reach_of(req.causal || QUIRE_PLANTED(causal_flag_ignored), a.window, a.window_right);
-    if (QUIRE_PLANTED(window_right_one_long) && !req.causal) ++reach.after;
+    reach = semantics::reach_of(req.causal, a.window, a.window_right);
     first_token = a.query_start_loc[w.req] + w.row_begin;
     query = scratch + at.query;
     acc = scratch + at.acc;
@@ -67,16 +64,11 @@ struct ItemView {
   /// ALiBi slope of row m's head, 0 without.
   float slope(std::int64_t m) const {
     if (args.alibi_slopes == nullptr) return 0.0f;
-    return args.alibi_slopes[(QUIRE_PLANTED(alibi_slope_of_kv_head) ? item.kv_head : head(m)) * args.alibi_stride];
+    return args.alibi_slopes[head(m) * args.alibi_stride];
   }
-  /// The position from which row m's ALiBi distances count: its own.
-  std::int64_t alibi_origin(std::int64_t m) const { return QUIRE_PLANTED(alibi_origin_shifted) ? first_position : q_pos(m); }
   /// Keys of [first, last) that row m sees, relative to tile_begin.
   TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
-    semantics::KeyRange seen = semantics::visible_range(reach, q_pos(m), num_keys);
-    if (QUIRE_PLANTED(window_one_short) && seen.begin > 0) ++seen.begin;
-    if (QUIRE_PLANTED(causal_sees_one_future_key)) ++seen.end;
-    if (QUIRE_PLANTED(causal_excludes_own_key)) --seen.end;
+    const semantics::KeyRange seen = semantics::visible_range(reach, q_pos(m), num_keys);
     const std::int64_t begin = seen.begin > first ? seen.begin : first;
     const std::int64_t end = seen.end < last ? seen.end : last;
     return {begin - tile_begin, end - tile_begin};

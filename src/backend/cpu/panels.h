@@ -16,7 +16,6 @@
 #include "backend/cpu/direct_rows.h"
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {
@@ -37,7 +36,7 @@ inline float key_scale(const ItemView& v) {
   return scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head) * scale_of_head(a.q_scale, a.q_scale_stride, v.item.kv_head);
 }
 
-inline KvRows kv_rows(const ItemView& v) { return {v.item.req, QUIRE_PLANTED(kv_head_always_zero) ? 0 : v.item.kv_head}; }
+inline KvRows kv_rows(const ItemView& v) { return {v.item.req, v.item.kv_head}; }
 
 /// Vectors in the dim block that starts `left` vectors before the end of a row: kCols, at the end of a row 2 or 1.
 template <class V>
@@ -64,7 +63,7 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
                  const std::int64_t j = position - tile_begin, lane = j % V::kWidth;
                  load_key<V>(v.staging + lane * v.stride, /*temp=*/v.v_panel, source, offset, a,
-                             fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+                             V::Faults::is_scaled(fresh) ? scale : 1.0f);
                  if (lane + 1 == V::kWidth) transpose_vector(j - lane);
                });
   const std::int64_t rest = (end - tile_begin) % V::kWidth;
@@ -119,7 +118,7 @@ void pack_keys_in_place(const ItemView& v, const TileRows& rows, const RowSource
 template <class V>
 void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh) {
   const float scale = scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head);
-  load_scaled_row<V>(to, source, offset, fresh && !QUIRE_PLANTED(scales_on_new_rows) ? 1.0f : scale);
+  load_scaled_row<V>(to, source, offset, V::Faults::is_scaled(fresh) ? scale : 1.0f);
 }
 
 /// A value row, whose vectors load(d) yields, into its place in the panels; false (and zeros there) if an element is not finite.
@@ -136,7 +135,7 @@ bool pack_value_row(const ItemView& v, std::int64_t j, Load&& load) {
       V::store(to + i * V::kWidth, x);
     }
   }
-  if (!V::any_nan(check) || QUIRE_PLANTED(masked_keys_multiplied)) return true;
+  if (V::Faults::is_finite(!V::any_nan(check))) return true;
   for (std::int64_t c = 0; c < vectors;) {
     const int wide = block_vectors<V>(vectors - c);
     float* to = v.v_panel + c * V::kWidth * v.tile_kv + j * wide * V::kWidth;
@@ -175,7 +174,7 @@ template <class V>
 void pack_value_block(const ItemView& v, ValueBlock<V>& block, SetAside& aside) {
   if (block.count == 0) return;
   load_rows<V>(v.staging, *block.source, block.offsets, block.count);
-  const bool scaled = !block.fresh || QUIRE_PLANTED(scales_on_new_rows);
+  const bool scaled = V::Faults::is_scaled(block.fresh);
   const float scale = scaled ? scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head) : 1.0f;
   for (std::int64_t i = 0; i < block.count; ++i) {
     const float* row = v.staging + i * v.v_stride;
@@ -192,7 +191,6 @@ void pack_value_block(const ItemView& v, ValueBlock<V>& block, SetAside& aside) 
 template <class V>
 void pack_values(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end, SetAside& aside) {
   aside.count = 0;
-  if (QUIRE_PLANTED(stale_value_tile) && tile_begin != 0) return;
   ValueBlock<V> block;
   for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, begin, end,
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {

@@ -6,12 +6,14 @@
 
 #include <cstdint>
 
+#include "backend/cpu/faults.h"
 #include "backend/cpu/simd_exp.h"
 #include "quire/tensor.hpp"
 
 namespace quire::cpu {
 
 struct Avx2Simd {
+  using Faults = NoFaults;
   static constexpr int kWidth = 8;
   static constexpr int kRows = 6;  // 6 x 2 accumulators + 3 operands fit the 16 registers
   static constexpr int kCols = 2;

@@ -6,12 +6,14 @@
 
 #include <cstdint>
 
+#include "backend/cpu/faults.h"
 #include "backend/cpu/simd_exp.h"
 #include "quire/tensor.hpp"
 
 namespace quire::cpu {
 
 struct Avx512Simd {
+  using Faults = NoFaults;
   static constexpr int kWidth = 16;
   static constexpr int kRows = 6;  // 6 x 4 accumulators + 5 operands fit the 32 registers; 6 loads feed 24 multiply-adds
   static constexpr int kCols = 4;

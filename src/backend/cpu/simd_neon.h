@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backend/cpu/faults.h"
 #include "backend/cpu/simd_exp.h"
 #include "quire/tensor.hpp"
 
 namespace quire::cpu {
 
 struct NeonSimd {
+  using Faults = NoFaults;
   static constexpr int kWidth = 4;
   static constexpr int kRows = 6;  // 6 x 4 accumulators + 5 operands fit the 32 registers
   static constexpr int kCols = 4;

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstdint>
 
+#include "backend/cpu/faults.h"
 #include "semantics/dtype.h"
 
 namespace quire::cpu {
 
 /// The interface: width, register blocking, loads from each stored type, arithmetic, selection by lane index.
 struct ScalarSimd {
+  using Faults = NoFaults;
   static constexpr int kWidth = 4;
   static constexpr int kRows = 2;   ///< query rows per register block
   static constexpr int kCols = 2;   ///< vectors per register block

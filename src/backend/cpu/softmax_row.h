@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/planted.h"
 #include "semantics/score.h"
 #include "semantics/softmax_state.h"
 
@@ -77,7 +76,7 @@ float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& param
   }
   const float correction = state.max == max ? 1.0f : V::lowest(V::exp(V::set1(state.max - max)));
   state = {max, state.sum * correction + V::reduce_add(sum)};
-  return QUIRE_PLANTED(maximum_not_rescaled) ? 1.0f : correction;
+  return V::Faults::correction(correction);
 }
 
 }  // namespace

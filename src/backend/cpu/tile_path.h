@@ -14,7 +14,6 @@
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/panels.h"
-#include "backend/cpu/planted.h"
 #include "backend/cpu/softmax_row.h"
 
 namespace quire::cpu {
@@ -30,7 +29,6 @@ void score_block(const float* query, std::int64_t stride, const float* panel, st
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < V::kCols; ++c) sum[r][c] = V::set1(0.0f);
   for (std::int64_t d = 0; d * V::kPairs < head_dim; ++d) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d * V::kPairs >= head_dim / 16 * 16) break;
     typename V::Reg k[V::kCols];
     for (int c = 0; c < V::kCols; ++c) k[c] = V::load(panel + (d * V::kCols + c) * V::kWidth);
     for (int r = 0; r < kRows; ++r) {
@@ -93,7 +91,6 @@ AccumulateBlock accumulate_block_of(std::int64_t rows) {
 /// Rows [m, m + rows) gain the values of `keys`, which every one of them has a weight for.
 template <class V>
 void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys keys, const float* corrections) {
-  if (QUIRE_PLANTED(masked_keys_multiplied)) keys.end = (keys.end + V::kWidth - 1) / V::kWidth * V::kWidth;
   const std::int64_t vectors = v.v_stride / V::kWidth;
   for (std::int64_t c = 0; c < vectors;) {
     const int wide = block_vectors<V>(vectors - c);
@@ -124,10 +121,11 @@ void add_set_aside(const ItemView& v, const SetAside& aside, std::int64_t tile_b
 }
 
 /// Scores of cached keys times k_scale, where the keys could not take it.
-inline void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std::int64_t tile_begin) {
+template <class V>
+void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std::int64_t tile_begin) {
   const float scale = key_scale(v);
   std::int64_t cached_end = v.args.reqs[v.item.req].cached_len - tile_begin;
-  if (QUIRE_PLANTED(scales_on_new_rows) || cached_end > keys.end) cached_end = keys.end;
+  if (V::Faults::is_scaled(/*fresh=*/true) || cached_end > keys.end) cached_end = keys.end;
   for (std::int64_t j = keys.begin; j < cached_end && scale != 1.0f; ++j) row[j] *= scale;
 }
 
@@ -149,7 +147,7 @@ void find_tile(Tile& t, const ItemView& v, std::int64_t begin, std::int64_t end)
   t.end = end;
   t.k_in_place = t.v_in_place = false;
   if (begin < cached && cached < end) return;
-  const bool fresh = begin >= cached, scaled = !fresh || QUIRE_PLANTED(scales_on_new_rows);
+  const bool fresh = begin >= cached, scaled = V::Faults::is_scaled(fresh);
   const auto unscaled = [&](const float* scales, std::int64_t stride) {
     return !scaled || scale_of_head(scales, stride, v.item.kv_head) == 1.0f;
   };
@@ -177,7 +175,6 @@ template <class V>
 void load_values_of_tile(const ItemView& v, const Tile& t, SetAside& aside) {
   if (!t.v_in_place) return pack_values<V>(v, t.start, t.begin, t.end, aside);
   aside.count = 0;
-  if (QUIRE_PLANTED(stale_value_tile) && t.start != 0) return;
   const RowSource& source = t.rows.fresh ? v.args.value : v.args.cache_v;
   for_element_type(source.dtype, [&](auto type) { pack_values_in_place<V, decltype(type)::kValue>(v, t.rows, source, aside); });
 }
@@ -202,9 +199,9 @@ WeightedRows<V> weigh_rows(const ItemView& v, const Tile& t, std::int64_t m, std
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = v.scores + r * v.tile_kv;
     w.keys[r] = v.keys(m + r, t.start, t.begin, t.end);
-    if (V::kPairs == 2) scale_cached_keys(v, row, w.keys[r], t.start);
-    w.corrections[r] =
-        softmax_row<V>(row, w.keys[r], v.args.score, v.slope(m + r), t.start - v.alibi_origin(m + r), v.states[m + r]);
+    if (V::kPairs == 2) scale_cached_keys<V>(v, row, w.keys[r], t.start);
+    w.corrections[r] = softmax_row<V>(row, w.keys[r], v.args.score, v.slope(m + r), t.start - V::Faults::alibi_origin(v, m + r),
+                                      v.states[m + r]);
     for (std::int64_t j = w.all.begin; j < w.keys[r].begin; ++j) row[j] = 0.0f;
     for (std::int64_t j = w.keys[r].end; j < w.all.end; ++j) row[j] = 0.0f;
   }
@@ -231,7 +228,7 @@ bool accumulate_in_place(const ItemView& v, const Tile& t, const WeightedRows<V>
   direct_values<V>(v, t.rows, t.rows.fresh ? v.args.value : v.args.cache_v, w.keys, corrections, ahead);
   auto check = V::set1(0.0f);
   for (std::int64_t i = 0; i < floats; i += V::kWidth) check = V::fma(V::load(v.acc + i), V::set1(0.0f), check);
-  if (!V::any_nan(check) || QUIRE_PLANTED(masked_keys_multiplied)) return true;
+  if (V::Faults::is_finite(!V::any_nan(check))) return true;
   for (std::int64_t i = 0; i < floats; i += V::kWidth) V::store(v.acc + i, V::load(before + i));
   return false;
 }
@@ -256,7 +253,6 @@ void absorb_tile(const ItemView& v, const Tile& t, const Tile* next) {
     const WeightedRows<V> w = weigh_rows<V>(v, t, 0, v.num_rows);
     PrefetchWalk v_ahead =
         walk(next != nullptr && next->v_in_place, a.cache_v, a.value, next != nullptr ? next->rows.v : nullptr);
-    if (QUIRE_PLANTED(stale_value_tile) && t.start != 0) return;
     if (accumulate_in_place<V>(v, t, w, v_ahead)) return;
     load_values_of_tile<V>(v, t, aside);
     return accumulate_weighted<V>(v, t, w, aside);

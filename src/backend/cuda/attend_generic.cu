@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(gpu::kGenericThreads, gpu::kGenericBlocksPerUn
   gpu::attend_generic(args, gpu::SharedArea(memory));
 }
 
-cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream) {
+cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
   generic_kernel<<<static_cast<unsigned>(list.num_blocks), gpu::kGenericThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }

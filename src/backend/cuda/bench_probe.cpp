@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `quire bench` asks of a CUDA device: graphs replayed and timed by events, and the loops of its ceilings.
+// CUDA's part of `quire bench`: graphs replayed and timed by events, and the loops of the ceilings.
 #include "device/bench_probe.h"
 
 #include <cuda_runtime_api.h>

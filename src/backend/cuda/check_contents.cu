@@ -10,7 +10,7 @@
 namespace quire::cuda {
 namespace {
 
-/// On every device one, because the library allocates nothing there.
+/// Outcome in memory of each device: a static variable, because the library allocates nothing there.
 __device__ gpu::Outcome answer;
 
 __global__ void __launch_bounds__(gpu::kContentThreads) check_contents_kernel(const __grid_constant__ gpu::AttendArgs args) {

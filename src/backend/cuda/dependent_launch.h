@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches that may begin before the kernel ahead of them in the stream is done (programmatic dependent launch, sm90). What
-// depends on that kernel waits inside. On older devices a launch like any other.
+// Launches that may begin before the kernel ahead in the stream is done (programmatic dependent launch, PDL, sm90). Code that
+// depends on the kernel ahead waits inside. Older devices get an ordinary launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,9 +19,9 @@ struct LaunchShape {
   int cluster = 1;  ///< blocks in a cluster; divides `blocks`
 };
 
-/// Asked once for each device, as it is for every launch of every layer.
+/// Whether a device has PDL. The driver is asked once per device, because every launch of every layer calls this.
 inline bool has_dependent_launches(int device) {
-  constexpr int kDevices = 64;
+  constexpr int kDevices = 64;                                    // devices with a known answer; others count as old
   static std::array<std::atomic<signed char>, kDevices> known{};  // 0 = not asked yet
   if (device >= kDevices) return false;
   std::atomic<signed char>& mine = known[static_cast<std::size_t>(device)];
@@ -77,10 +77,10 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& s
 }
 
 #if defined(__CUDACC__)
-/// The kernel behind may start: it waits where it must, for this one. The first of a call waits for whatever is before the call,
-/// and lets nobody start before: so what follows reads lengths, tables and tensors without waiting. A call that is one kernel may
-/// let the kernel behind start at once: that one is the first of another call, and waits. Before sm90 nothing starts early, and
-/// nothing needs to wait.
+/// Lets the next kernel in the stream start, which then waits for this one where it must. The first kernel of a call waits for
+/// all earlier work before it lets the next one start, so that later kernels of the call read lengths, tables and tensors without
+/// a wait. A call of a single kernel may let the next kernel start at once: that one is the first of another call, and waits.
+/// Before sm90 no kernel starts early, and none needs to wait.
 __device__ inline void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

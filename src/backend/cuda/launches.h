@@ -9,6 +9,7 @@
 
 #include <span>
 
+#include "backend/cuda/turn.h"
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
 #include "plan/kernel.h"
@@ -37,8 +38,8 @@ struct Served {
 
 struct KernelEntry {
   const plan_detail::KernelRow* row;
-  /// args.work is `list`.
-  cudaError_t (*attend)(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream);
+  /// args.work is `list`. A turn other than `alone` goes to kernels with an `order` alone.
+  cudaError_t (*attend)(const gpu::AttendArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream);
   /// Whether the kernel can read the tensors of a call, as far as the problem did not say; where it cannot, GpuTraits::instead
   /// serves the list. Null: it always can.
   bool (*reads)(const gpu::AttendArgs& args, const DeviceList& list) = nullptr;
@@ -49,6 +50,7 @@ struct KernelEntry {
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu
 extern const KernelEntry kMmaEntry;      ///< mma/launch.cpp
 extern const KernelEntry kSm90Entry;     ///< sm90/launch.cpp
+extern const KernelEntry kSm90MlaEntry;  ///< sm90/mla/launch.cpp
 
 /// prepare.cu: resets the leading words of the workspace, sets the outcome to broken if lengths or the block table of `args`
 /// break a rule, and fills the work of up to two lists from the lengths; a list without room breaks the outcome, too.

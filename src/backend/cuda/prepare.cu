@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. What runs before the attend kernels of a call or of a step: reset, then one launch in which a block for each
-// list cuts the work into slices while the others validate lengths and tables; or, where that is little, one launch of one block,
-// or of one cluster, that does it all. An attend kernel waits for it, and writes nothing if it found a broken rule. And what runs
-// behind them, where a call asks for rows that they do not write.
+// Stage: attend. Kernels before the attend kernels of a call or step: reset, then one launch in which a block for each list cuts
+// the work into slices while other blocks validate lengths and tables. Little work is done by a single launch of one block or one
+// cluster. Attend kernels wait for this preparation, and write nothing if it found a broken rule. A kernel after the attend
+// kernels fills rows that they do not write, if a call asks for such rows.
 #include "backend/gpu/runtime.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
 }
 
-/// All of it in one launch, by one cluster of blocks: nobody may find a broken rule before the outcome is reset.
+/// Whole preparation in one launch of one cluster: no block may report a broken rule before the outcome is reset.
 __global__ void __launch_bounds__(kThreads)
     prepare_together_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::AttendArgs first,
                             const __grid_constant__ gpu::AttendArgs second, int num_lists,
@@ -80,8 +80,8 @@ bool has_clusters() {
   return cudaGetDevice(&device) == cudaSuccess && has_dependent_launches(device);
 }
 
-/// One cluster checks this in about the time that a launch takes: a few rounds of its blocks, a microsecond each. Decode on
-/// Hopper, for which nothing is scheduled, has longer: it asks when its first segment is done.
+/// Whether one cluster validates in about the time of a launch: a few rounds of its blocks, about 1 us each. Decode on Hopper has
+/// no scheduler kernel and more time: it reads the verdict only after its first segment.
 bool is_little(std::int64_t validating, std::size_t num_lists) { return validating <= (num_lists == 0 ? 8 : 3) * kCluster; }
 
 }  // namespace
@@ -93,7 +93,7 @@ cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream) {
 
 cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, const gpu::ResetArgs& reset,
                            cudaStream_t stream) {
-  constexpr std::int64_t kFewBlocks = 2;  // what one block validates in turn
+  constexpr std::int64_t kFewBlocks = 2;  // blocks' worth of validation that a single block does
   const std::int64_t validating = gpu::validate_blocks(args);
   if (lists.empty() && validating <= kFewBlocks)
     return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, reset);

@@ -60,6 +60,11 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+/// Powers of 2 for semantics/softmax_state.h.
+struct Exp2 {
+  __device__ static float exp(float x) { return exp2_approx(x); }
+};
+
 /// 1 / x; relative error at most 2^-23.
 __device__ inline float reciprocal_approx(float x) {
   float y;

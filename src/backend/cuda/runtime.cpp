@@ -16,7 +16,7 @@ namespace {
 
 using quire::cuda::status_of;
 
-/// As status_of; the runtime's "last error" is cleared, so that nobody else's check trips over it.
+/// Returns status_of() and clears the runtime's "last error", so that no later check reports it again.
 Status checked(cudaError_t error, const char* what) {
   if (error != cudaSuccess) (void)cudaGetLastError();
   return status_of(error, what);
@@ -36,7 +36,7 @@ Result<Device> describe(int ordinal) {
   return device;
 }
 
-/// Asked once: cudaGetDeviceProperties takes long enough to show in every plan, and devices do not change while a process lives.
+/// Lists devices, once per process: cudaGetDeviceProperties is slow enough to show in every plan, and devices do not change.
 Result<std::vector<Device>> devices() {
   static std::mutex guard;
   static std::vector<Device> known;

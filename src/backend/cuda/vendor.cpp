@@ -18,7 +18,7 @@ namespace {
 cudaStream_t cuda_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 const KernelEntry* find_entry(KernelHandle kernel) {
-  static const KernelEntry* const entries[] = {&kSm90Entry, &kMmaEntry, &kGenericEntry};
+  static const KernelEntry* const entries[] = {&kSm90Entry, &kSm90MlaEntry, &kMmaEntry, &kGenericEntry};
   for (const KernelEntry* entry : entries)
     if (kernel == *entry->row) return entry;
   return nullptr;
@@ -29,12 +29,11 @@ bool has_kernel(KernelHandle kernel) { return find_entry(kernel) != nullptr; }
 /// One launch of the kernel, for one list.
 struct Step {
   std::size_t list;
-  gpu::Turn turn;
+  Turn turn;
 };
 
 /// The launches for `lists` lists, in their order in the stream.
 std::span<const Step> steps_of(std::size_t lists, Order order) {
-  using gpu::Turn;
   static constexpr Step kTrailing[] = {{0, Turn::leading}, {1, Turn::trailing}};
   static constexpr Step kTogether[] = {{1, Turn::first}, {0, Turn::beside}, {1, Turn::last}};
   static constexpr Step kInTurn[] = {{0, Turn::alone}, {1, Turn::alone}};
@@ -90,10 +89,9 @@ struct Launches {
     bool confirms = lists[0].args.prepared;
     for (const Step& step : steps_of(num_lists, order)) {
       auto& [kernel, list, args] = lists[step.list];
-      args.work.turn = step.turn;
       args.confirms = confirms;
       confirms = false;
-      if (Status s = status_of(kernel->attend(args, list, on), "attend: launching the kernel"); !s.ok()) return s;
+      if (Status s = status_of(kernel->attend(args, list, step.turn, on), "attend: launching the kernel"); !s.ok()) return s;
     }
     if (!lists[0].args.fills_rows()) return {};
     return status_of(launch_fill_rows(lists[0].args, on), "attend: launching fill_rows");

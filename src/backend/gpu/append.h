@@ -74,7 +74,7 @@ QUIRE_DEVICE void encode_word(const AppendDims& dims, void* start, Encode&& enco
   *static_cast<AppendWord<kBytes>*>(start) = word;
 }
 
-/// False if they do not make a word there.
+/// Stores all dims as one word; false if they do not fill an aligned word.
 QUIRE_DEVICE bool store_word(const AppendDims& dims, void* start, DType dtype) {
   using namespace semantics;
   if (dims.count != kAppendDims || dtype == DType::f32) return false;
@@ -119,8 +119,8 @@ QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const RowSo
   store_dims(dims, to, to.strides.row(page, dims.head, slot - page * a.page_size));
 }
 
-/// Any number of blocks of kAppendThreads threads, after validate_slots() if there is an outcome: writes nothing if `broken` is
-/// set. A slot outside the cache is never written, whether anybody asked or not.
+/// Appends rows. Any number of blocks of kAppendThreads threads, after validate_slots() if there is an outcome: writes nothing if
+/// `broken` is set. A slot outside the cache is never written, with or without an outcome.
 QUIRE_DEVICE void append(const AppendArgs& a) {
   if (a.outcome != nullptr && a.outcome->broken != 0) return;
   const AppendPieces pieces = append_pieces(a);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// append() of 16-bit rows whose dims are neighbours: as they are into a cache of their type, or as e4m3fn or e5m2 codes. A thread
+// append() of 16-bit rows whose dims are neighbours: unchanged into a cache of their type, or as e4m3fn or e5m2 codes. A thread
 // moves a word of 8 dims of one token. Values of a packed cache, whose tokens are neighbours, are moved by columns: one dim of 8
-// tokens, in the widest words that their slots allow. What depends on the kernel's arguments alone is computed before anything is
-// read (append_piece), so that it can run beside the kernel ahead. The bits are those of append.h.
+// tokens, in the widest words that their slots allow. append_piece() computes all values that depend on the kernel's arguments
+// alone before the first read, so that it can overlap with the kernel ahead. The bits are those of append.h.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -142,7 +142,7 @@ QUIRE_DEVICE T load_now(const T* at) {
 /// Piece that one thread moves, with all that it needs once it may read: a short call waits for every instruction after that.
 struct AppendPiece {
   const std::uint8_t* rows = nullptr;
-  std::uint8_t* cache = nullptr;                                     ///< where slot 0 has it
+  std::uint8_t* cache = nullptr;                                     ///< place of the piece in slot 0
   const std::uint8_t* slots = nullptr;                               ///< the first token's; null: there is nothing to move
   const float* scale = nullptr;                                      ///< null = 1
   std::int64_t row_token = 0, slot_stride = 0, page = 0, token = 0;  ///< bytes
@@ -251,7 +251,7 @@ QUIRE_DEVICE void append_runs(const AppendPiece& p, std::int32_t widest, const s
   }
 }
 
-/// One dim of kAppendColumn tokens.
+/// Moves one dim of kAppendColumn tokens.
 template <class Move>
 QUIRE_DEVICE void append_column(const AppendPiece& p, std::int32_t widest) {
   if (p.slots == nullptr) return;

@@ -117,16 +117,6 @@ struct ResetArgs {
   unsigned long long permit = 0;  ///< of the call
 };
 
-/// When a kernel runs, of those that serve the lists of a call.
-enum class Turn : std::int32_t {
-  alone,     ///< after whatever is before it
-  first,     ///< of the long list, on its multiprocessors; lets the next start
-  beside,    ///< of the short list, on the others; lets the next start
-  last,      ///< of the long list again, on those that become free
-  leading,   ///< of the short list, alone; lets the next start when it ends
-  trailing,  ///< of the long list, which may be empty, behind `leading`
-};
-
 /// How multiprocessors are divided between two lists; see division.h.
 struct Division {
   std::int32_t* units = nullptr;  ///< [1] that the long list begins with
@@ -152,7 +142,6 @@ struct WorkList {
   std::int32_t max_merges = 0;
   std::int32_t max_partials = 0;
   std::int32_t max_parts = 1;  ///< of a tile, with split_keys
-  Turn turn = Turn::alone;
   Division division;
 };
 
@@ -189,8 +178,6 @@ struct AttendArgs {
   bool may_be_padded = false;   ///< query_start_loc may end before num_tokens
   bool zero_padding = false;    ///< rows behind its end become zero
   bool nan_if_refused = false;  ///< all rows become NaN if the outcome is broken
-  bool plain_lengths = false;   ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
-  bool plain_table = false;     ///< so are the entries of a row of the block table
   bool output_pairs = false;    ///< dims 2i and 2i + 1 of an output row are one aligned word
   Outcome* outcome = nullptr;
   unsigned long long* ticket_word = nullptr;  ///< in the host's memory; takes `ticket` if the call breaks; null = nobody looks

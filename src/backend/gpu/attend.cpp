@@ -37,7 +37,7 @@ Status admit_with_workspace(const Vendor& vendor, const Plan& plan, const Batch&
   return plan_detail::workspace_fits(plan, batch, cache, options, workspace);
 }
 
-/// Who is told if the call breaks.
+/// Host word that receives the ticket if the call breaks.
 struct Teller {
   unsigned long long* word = nullptr;
   std::uint64_t ticket = 0;
@@ -70,7 +70,7 @@ Status take_note(const Vendor& vendor, Unheard left, std::byte* workspace, void*
 
 std::string calls(std::int32_t n) { return n == 1 ? "1 call" : formatted("{} calls", n); }
 
-/// Of calls before the last: what their tables held is not there any more.
+/// Status of calls before the last. The values of their tables are gone, so that the broken rule cannot be named.
 Status judge_earlier(const Unheard& unheard) {
   if (!unheard.is_sealed()) return {};
   if (unheard.refused != 0)
@@ -89,7 +89,7 @@ Status judge_earlier(const Unheard& unheard) {
   return {};
 }
 
-/// What the last call came to. If it is broken the same question is asked on the host, where the answer has words.
+/// Status of the last call. If the device found it broken, the host applies the rules again to name the broken one.
 Status explain(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, const Outcome& outcome) {
   if (outcome.broken != 0)
     if (Status s = gpu::why_broken(plan, batch, cache, options); !s.ok()) return s;
@@ -144,7 +144,7 @@ Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch,
   const Outcome& outcome = state.outcome;
   Status last = explain(plan, batch, cache, options, outcome);
   Status earlier = judge_earlier(state.unheard);
-  // Who is told of the last call is not told of those before: that is for the next time.
+  // A failure of the last call hides failures of earlier calls: these are kept for the next attend_status().
   const Unheard left = last.ok() || earlier.ok() ? Unheard{} : state.unheard;
   if (Status s = take_note(vendor, left, workspace.data(), attend_options.stream); !s.ok() && last.ok() && earlier.ok())
     return {s.code(), "attend_status: " + s.message()};

@@ -60,7 +60,7 @@ QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const
   }
 }
 
-/// All keys of the item for dims [first_dim, first_dim + kOutDims) of the output; leaves every row's state in block.rows.
+/// Attends to all keys of the item for output dims [first_dim, first_dim + kOutDims); leaves every row's state in block.rows.
 QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, const GenericBlock& block, Accumulator& acc,
                               int first_dim) {
   acc.clear();

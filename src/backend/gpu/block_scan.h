@@ -48,7 +48,7 @@ class BlockScan {
     const T of_the_wave = sum.from(lane > 0 ? lane - 1 : 0);
     return lane > 0 ? before + of_the_wave : before;
   }
-  /// Of the last scan.
+  /// Total of the last scan.
   QUIRE_DEVICE T total() const { return total_; }
 
  private:

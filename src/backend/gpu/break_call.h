@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. What a kernel does that finds a call broken.
+// Stage: attend. Reaction of a kernel that finds a call broken: no later kernel of the call writes a row.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -8,7 +8,7 @@
 
 namespace quire::gpu {
 
-/// No row of the call is written after this. The host finds the ticket without waiting: at the next call, say.
+/// Breaks the call: no row is written afterwards. The host finds the ticket without waiting, for example at its next call.
 QUIRE_DEVICE void break_call(const AttendArgs& a, unsigned long long ticket) {
   atomic_set(&a.outcome->broken, 1);
   atomic_set(&a.outcome->permit, kRefused);
@@ -16,7 +16,7 @@ QUIRE_DEVICE void break_call(const AttendArgs& a, unsigned long long ticket) {
 }
 QUIRE_DEVICE void break_call(const AttendArgs& a) { break_call(a, a.ticket); }
 
-/// Nothing may be written: the call is broken, or the workspace was not prepared for it.
+/// Whether no row may be written: the call is broken, or the workspace was not prepared for this call.
 QUIRE_DEVICE bool is_refused(const AttendArgs& a) {
 #if defined(__HIP__)
   return hip::atomic_get(&a.outcome->permit) != a.permit;

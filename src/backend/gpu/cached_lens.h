@@ -9,7 +9,7 @@
 
 namespace quire::gpu {
 
-/// Any number of blocks of kCachedLensThreads threads. Lengths that mean nothing give one that attend() refuses by its rule.
+/// Derives cached_lens, with any number of blocks of kCachedLensThreads threads. attend() refuses results of invalid lengths.
 QUIRE_DEVICE void derive_cached_lens(const CachedLensArgs& a) {
   const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * kCachedLensThreads;
   for (std::int64_t r = static_cast<std::int64_t>(block_index()) * kCachedLensThreads + thread_index(); r < a.num_reqs;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: check() at depth contents, on the device. Whether some element that attention would read is not finite once its scale is
-// applied (Q-C01 to Q-C05): every query row of a request, new rows that the cache does not hold, and cached tokens that some row
-// sees. Sets outcome->broken; which element it is, is for the host to say.
+// Stage: check() at depth contents, on the device. Looks for elements that attention would read and that are not finite once
+// their scale is applied (Q-C01 to Q-C05): query rows of requests, new rows that the cache does not hold, and cached tokens that
+// some row sees. Sets outcome->broken; the host finds the element.
 //
-// The batch breaks no rule of lengths, tables and scales: check() has made sure. Nothing else is read, so poison is never found.
+// The batch breaks no rule of lengths, tables and scales: check() has made sure. Other memory is not read: poison is never found.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -24,7 +24,7 @@ struct ContentBox {
   std::int32_t rows = 0;
   std::int64_t page = 0;
   std::int64_t first = 0;
-  std::int32_t dims = 0;  ///< of a row
+  std::int32_t dims = 0;  ///< dims of a row
 };
 
 /// Codes that are NaN or infinite: (code & mask) - low <= span, unsigned. Bits above those of the code do not matter.
@@ -57,7 +57,7 @@ QUIRE_DEVICE float largest_finite(DType type) {
 
 QUIRE_DEVICE bool is_finite(float value) { return (semantics::float_to_bits(value) & 0x7F800000u) != 0x7F800000u; }
 
-/// Some rows of one head: row r begins at element `at` + r * strides.token.
+/// Rows of one head: row r begins at element `at` + r * strides.token.
 struct ContentRows {
   RowSource source;
   std::int64_t at;
@@ -112,7 +112,7 @@ QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
 
 QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
   bool bad = false;
-  // So few rows at once that a thread counts their elements in 32 bits.
+  // Limit the rows of one pass, so that 32 bits hold the number of their elements.
   const std::int32_t most = 1 + (1 << 30) / box.dims;
   QUIRE_NO_UNROLL
   for (std::int32_t done = 0; done < box.rows; done += most) {
@@ -135,7 +135,7 @@ QUIRE_DEVICE std::int32_t request_of(const AttendArgs& a, std::int64_t token) {
   return low;
 }
 
-/// Chosen value by value: a choice of addresses would put the arguments into memory.
+/// Selects a source value by value, because a choice of addresses would put the arguments into local memory.
 QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b) {
   RowSource chosen;
   chosen.data = first ? a.data : b.data;
@@ -178,8 +178,8 @@ QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::
   return box;
 }
 
-/// Any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a request. No list is needed:
-/// args.work is not read.
+/// Checks contents, with any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a
+/// request. Does not read args.work.
 QUIRE_DEVICE void check_contents(const AttendArgs& a) {
   const std::int64_t pieces = a.block_table.columns / kContentColumns + 1, units = a.num_reqs * pieces + a.num_tokens;
   bool bad = false;

@@ -17,14 +17,14 @@ QUIRE_DEVICE std::int32_t draw_item(const AttendArgs& a, std::int32_t num_items)
   return index;
 }
 
-/// One of a tile's `parts` is there; true for the last. A fence before this publishes the part.
+/// Counts one of a tile's `parts` as complete; true for the last one. A fence before the call publishes the part.
 QUIRE_DEVICE bool count_part(std::int32_t* counter, std::int32_t parts) {
   const bool last = atomic_add(counter, 1) + 1 == parts;
   if (last) atomic_set(counter, 0);
   return last;
 }
 
-/// By all threads of every block, at the beginning.
+/// Confirms the layer in the first block. All threads of every block call it at the beginning.
 QUIRE_DEVICE void confirm_if_first(const AttendArgs& a) {
   if (a.confirms && block_index() == 0 && thread_index() < wave_size()) confirm_layer(a, thread_index());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention stage on any GPU: rules, arguments and outcomes are checked here, once; what is a vendor's own is a Vendor.
+// The attention stage on any GPU: rules, arguments and outcomes are checked here, once; struct Vendor holds a vendor's functions.
 // Arguments as in quire/attention.hpp.
 #pragma once
 
@@ -18,20 +18,20 @@ class Tickets;
 /// Part of attend() that is enqueued: all of it, the work that the layers of a step share, or the work of one layer.
 enum class Part { call, preparation, layer };
 
-/// One vendor's launches and stream. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
+/// Launches and streams of one vendor. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
 /// nothing; failures carry the driver's words.
 struct Vendor {
   const device::Runtime* runtime;
 
   /// Whether this build has the launches of a row of the kernel table.
   bool (*has_kernel)(KernelHandle kernel);
-  /// The launches of `part`. Of a preparation: reset, check lengths and tables, fill the work lists. Of a layer: attend, fill
-  /// rows where args ask for it. args[i] is for plan.work().lists[i].
+  /// Enqueues the launches of `part`. A preparation resets, checks lengths and tables, and fills the work lists. A layer attends,
+  /// and fills rows if args ask for it. args[i] is for plan.work().lists[i].
   Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
   Status (*enqueue_merge_many)(const MergeManyArgs& args, void* stream);
-  /// Null where the vendor has no such kernel.
+  /// Null if the vendor has no such kernel.
   Status (*enqueue_cached_lens)(const CachedLensArgs& args, void* stream);
   /// Copies to the host what is there when the stream has come so far, and waits for it.
   Status (*fetch)(void* to, const void* from, std::size_t bytes, void* stream);
@@ -57,7 +57,7 @@ Status prepare(const Vendor& vendor, const Plan& plan, const Batch& batch, const
                std::span<std::byte> workspace, const AttendOptions& attend_options);
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                      std::span<std::byte> workspace, const AttendOptions& attend_options);
-/// Everything that can be refused without reading a tensor, but for the workspace.
+/// Refuses all that can be refused without reading a tensor, except a wrong workspace.
 Status admit(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
 /// `part` of an attend() that was admitted.
 Status enqueue_admitted(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
@@ -74,13 +74,13 @@ Status merge_many(const Vendor& vendor, const Tensor& outs, const Tensor& lses, 
 Status derive_cached_lens(const Vendor& vendor, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& cached_lens,
                           void* stream);
 
-/// As quire/attention.hpp says, of one vendor's devices.
+/// Functions of quire/attention.hpp for one vendor's devices.
 std::uint64_t take_broken_ticket(const Vendor& vendor) noexcept;
 bool has_broken_ticket(const Vendor& vendor) noexcept;
 Status synchronize(const Vendor& vendor);
 Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options);
 
-/// As device::Runtime says.
+/// Implements device::Runtime::contents_are_finite.
 Result<bool> contents_are_finite(const Vendor& vendor, const Batch& batch, const KVCache& cache, const Options& options);
 
 }  // namespace quire::gpu

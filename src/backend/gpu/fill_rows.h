@@ -26,7 +26,7 @@ QUIRE_DEVICE void fill_rows(const AttendArgs& a, std::int64_t first, float outpu
     a.lse[(first + row / a.num_q_heads) * a.lse_token + row % a.num_q_heads * a.lse_head] = lse;
 }
 
-/// Any number of blocks of kFillThreads threads.
+/// Fills rows, with any number of blocks of kFillThreads threads.
 QUIRE_DEVICE void fill_rows(const AttendArgs& a) {
   if (is_refused(a)) {
     // Starts that break a rule do not say which rows are whose.

@@ -16,7 +16,7 @@ struct ScoreRow {
   float slope = 0.0f;
   std::int32_t first_key = 0, end_key = 0;  ///< it sees [first_key, end_key) of its request
   std::int32_t begin = 0, end = 0;          ///< keys of the tile at hand that it sees; neither decreases from row to row
-  float correction = 1.0f;                  ///< of what was summed before the tile at hand
+  float correction = 1.0f;                  ///< rescale factor of sums from before the present tile
   float max = 0.0f, sum = 0.0f;             ///< at the end of the item
 };
 
@@ -28,8 +28,8 @@ struct GenericBlock {
   std::int64_t* key_at;     ///< [kGenericTileKeys]
   std::int64_t* value_at;   ///< [kGenericTileKeys]
   ScoreRow* rows;           ///< [kGenericTileRows]
-  std::int32_t* next_item;  ///< from thread 0 to all: the item to attend,
-  std::int32_t* is_last;    ///< and whether its part was the last of its tile
+  std::int32_t* next_item;  ///< message of thread 0 to all threads: item to attend
+  std::int32_t* is_last;    ///< message of thread 0: whether the item's part was the last of its tile
 
   QUIRE_DEVICE explicit GenericBlock(SharedArea& area)
       : query(area.take<float>(kGenericTileRows * kDimPitch)),
@@ -105,8 +105,8 @@ QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& 
   return keys;
 }
 
-/// Where the tile's keys and values lie, and which of them each row sees. Reads the table only for cached keys that some row
-/// sees.
+/// Computes the offsets of the tile's keys and values, and the keys that each row sees. Reads the table only for cached keys that
+/// some row sees.
 QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block) {
   const int t = thread_index();
   if (t >= keys.begin && t < keys.end) {
@@ -135,7 +135,7 @@ struct TileSide {
   const RowSource &cache, &fresh;
   int head_dim;
   const std::int64_t* at;  ///< element offsets of the tile's rows
-  float scale;             ///< of cached rows
+  float scale;             ///< scale of cached rows
 };
 
 /// Dims [first_dim, first_dim + dims) of the tile's keys (or values) into block.staged.

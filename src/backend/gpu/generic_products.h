@@ -71,7 +71,7 @@ QUIRE_DEVICE void add_values(const GenericBlock& block, Float4 (&sum)[Accumulato
   const float* weights = block.scores + m * kScorePitch;
   const float* v = block.staged + Accumulator::dim();
   const auto value = [&](int key) { return *reinterpret_cast<const Float4*>(v + key * kDimPitch); };
-  // Neither border decreases from row to row: keys of the upper row alone, of both, of the lower row alone.
+  // Borders never decrease from row to row: first keys of the upper row alone, then of both rows, then of the lower row alone.
   int key = upper.begin;
   for (; key < upper.end && key < lower.begin; ++key) add_value(sum[0], weights[key], value(key));
   for (key = lower.begin; key < upper.end; ++key) {

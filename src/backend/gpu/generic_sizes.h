@@ -5,7 +5,7 @@
 namespace quire::gpu {
 
 constexpr int kGenericThreads = 256;
-constexpr int kGenericBlocksPerUnit = 3;  ///< for launch bounds: without spills on sm_90
+constexpr int kGenericBlocksPerUnit = 3;  ///< blocks per SM for launch bounds; more would spill on sm_90
 constexpr int kGenericTileRows = 16;      ///< WorkList::tile_rows must be this
 constexpr int kGenericTileKeys = 64;      ///< WorkList::tile_keys must be this
 constexpr int kGenericSharedBytes = 48 * 1024;

@@ -13,7 +13,6 @@ namespace quire::gpu {
 
 constexpr int kSoftmaxLanes = kGenericThreads / kGenericTileRows;  ///< neighbouring threads of one wave that share a row
 constexpr int kKeysPerLane = kGenericTileKeys / kSoftmaxLanes;
-constexpr float kLog2E = 1.44269504088896340736f;
 
 /// Largest over the row's lanes, on all of them. NaN is stepped over.
 QUIRE_DEVICE float max_over_row(float value) {
@@ -59,12 +58,12 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
     if (key < row.begin || key >= row.end) continue;
     // Only scores of -inf so far: exp(-inf - -inf) would be NaN. A NaN score must still poison the row.
     float weight = s[j] != s[j] ? s[j] : 0.0f;
-    if (max != -INFINITY) weight = exp2((s[j] - max) * kLog2E);
+    if (max != -INFINITY) weight = exp2((s[j] - max) * semantics::kLog2e);
     sum += weight;
     weights[key] = weight;
   }
   sum = sum_over_row(sum);
-  const float correction = state.max == max ? 1.0f : exp2((state.max - max) * kLog2E);
+  const float correction = state.max == max ? 1.0f : exp2((state.max - max) * semantics::kLog2e);
   state = {max, fma(state.sum, correction, sum)};
   if (max == -INFINITY && sum != sum) state.max = 0.0f;  // not empty: NaN
   if (lane == 0) row.correction = correction;

@@ -51,7 +51,7 @@ QUIRE_HIP_DEVICE void wave_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
-/// The same value, of which the compiler knows nothing.
+/// Returns the value, but hides it from the compiler's optimiser.
 QUIRE_HIP_DEVICE int opaque(int value) {
   asm volatile("" : "+v"(value));
   return value;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads of a block and how many blocks: what every vendor's host code and the kernels agree on. The attend kernels' own sizes
-// are in generic_sizes.h and matrix/sizes.h; their number of blocks is the plan's.
+// are in generic_sizes.h and hip/matrix/sizes.h; their number of blocks is the plan's.
 #pragma once
 
 #include <cstdint>

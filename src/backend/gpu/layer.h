@@ -34,7 +34,7 @@ QUIRE_DEVICE std::int32_t fingerprint_by_wave(const AttendArgs& a, int lane) {
   return static_cast<std::int32_t>(sum);
 }
 
-/// The layer found no preparation of its own. Of a workspace that bears no seal nothing is known: its state begins here.
+/// Records that the layer found no preparation of its own. A workspace without a seal holds garbage: its state begins here.
 QUIRE_DEVICE void note_unprepared(const AttendArgs& a) {
   auto& state = *reinterpret_cast<CallState*>(a.outcome);
   if (!state.unheard.is_sealed()) {
@@ -48,7 +48,7 @@ QUIRE_DEVICE void note_unprepared(const AttendArgs& a) {
   if (a.ticket_word != nullptr) store_for_host(a.ticket_word, a.ticket | kNotPrepared);
 }
 
-/// By one wave of one block, behind everything that the stream holds before the layer.
+/// Confirms a layer. One wave of one block calls it, after all work that the stream holds before the layer.
 QUIRE_DEVICE void confirm_layer(const AttendArgs& a, int lane) {
   const std::int32_t lengths = fingerprint_by_wave(a, lane);
   if (lane != 0) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attend: the end of an item. Rows of one part are finished at once; parts of a split tile are kept until the last of them is
-// done, and whoever finishes that one folds all of them in key order: the result does not depend on timing.
+// Stage: attend, epilogue of an item. Rows of one part are finished at once. Parts of a split tile are kept until the last part
+// is done; the block that finishes it folds all parts in key order, so that the result does not depend on timing.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -66,7 +66,7 @@ QUIRE_DEVICE void finish_rows(const AttendArgs& a, const GenericItem& item, cons
   });
 }
 
-/// Where a part's sums and states are kept.
+/// Place of a part's sums and states in the workspace.
 struct Partial {
   float* acc;
   float* states;
@@ -118,7 +118,7 @@ QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accum
   }
 }
 
-/// True on all threads if this block finished the tile's last part; then every part is there to be read. `is_last` is shared.
+/// Whether this block finished the tile's last part, in all threads; every part can then be read. `is_last`: shared memory.
 QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std::int32_t* is_last) {
   device_fence();   // this thread's part of the partial result, before the count that announces it
   block_barrier();  // all threads have done so

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host side: the number by which a layer knows that the workspace was prepared for it. It stands for all that decides what the
-// preparation left there: the plan's lists, where lengths and tables lie, and which rules they were held to.
+// Host side: the number by which a layer knows that the workspace was prepared for it. The number is a hash of all inputs of the
+// preparation: the plan's lists, the addresses of lengths and tables, and the rules that were checked.
 #pragma once
 
 #include <bit>

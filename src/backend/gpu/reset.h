@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend, before anything else of a call. What the call before left in the workspace is noted, if it was no success and
-// nobody has asked; then the counters of this call begin at zero.
+// Stage: attend, first step of a call. Notes the outcome that the call before left in the workspace, if that call failed and its
+// outcome was not asked for; then sets the counters of this call to zero.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -28,7 +28,7 @@ QUIRE_DEVICE void note_unheard(CallState& state) {
   state.unheard = unheard;
 }
 
-/// One block of kResetThreads threads.
+/// Resets the state of a call. One block of kResetThreads threads runs it.
 QUIRE_DEVICE void reset(const ResetArgs& a) {
   if (thread_index() == 0) note_unheard(*a.state);
   block_barrier();  // the outcome has been read

@@ -121,7 +121,8 @@ AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cach
   AttendArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
   a.most_rows = 0;
   for (const plan_detail::DeviceList& l : plan.work().lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
-  // Who told the plan a bound may have left out what longer requests need: they are refused, also where a kernel would take them.
+  // A plan with bounds may lack lists and memory for longer requests: such requests are refused, even if a kernel could take
+  // them.
   a.most_rows = narrow(std::min<std::int64_t>(a.most_rows, plan.bounds.max_query_len * a.group));
   if (!plan.bounds.seq_len_from_shapes) a.most_keys = narrow(std::min<std::int64_t>(plan.bounds.max_seq_len, a.most_keys));
   a.work = work_list(plan, workspace, list);
@@ -193,7 +194,7 @@ Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch) {
   if (outcome.broken != 0)
     return {Code::internal_error,
             formatted("attend: {} refused lengths and tables that break no rule and stay within the plan", plan.kernel.name())};
-  // Without padding the host knows better than any tensor how many rows there are.
+  // Without padding, the shape of the query gives the number of rows; no tensor is needed.
   const auto all = static_cast<unsigned long long>(batch.query.shape[0]) * static_cast<unsigned long long>(batch.query.shape[1]);
   const unsigned long long of_layer = batch.padding == Padding::refused ? all : outcome.rows_due;
   const unsigned long long expected = of_layer * static_cast<unsigned>(outcome.layers);

@@ -14,10 +14,10 @@ namespace quire::gpu {
 AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
                        std::size_t list);
 
-/// Of a call that is only looked at: no plan, no work list. `outcome` is device memory.
+/// Arguments of a check without a call: no plan, no work list. `outcome` is device memory.
 AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome);
 
-/// No outcome: slots outside the cache are skipped.
+/// Arguments of append(), which has no outcome: slots outside the cache are skipped.
 AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);
 
 MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b, const Tensor& out,
@@ -25,7 +25,7 @@ MergeArgs merge_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out
 MergeManyArgs merge_many_args(const Tensor& outs, const Tensor& lses, const Tensor& out, const Tensor& lse,
                               const Tensor& output_scale);
 
-/// What attend_status() says of an outcome whose lengths and tables break no rule and stay within the plan's bounds.
+/// Status of an outcome whose lengths and tables break no rule and stay within the plan's bounds, for attend_status().
 Status judge(const Outcome& outcome, const Plan& plan, const Batch& batch);
 
 }  // namespace quire::gpu

@@ -45,9 +45,9 @@ QUIRE_DEVICE constexpr int wave_size() { return 32; }
 QUIRE_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 QUIRE_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
 QUIRE_DEVICE int num_blocks() { return static_cast<int>(gridDim.x); }
-/// All threads of the block; what one wrote before, all see after.
+/// Barrier of all threads of the block: all threads see, after it, every write before it.
 QUIRE_DEVICE void block_barrier() { __syncthreads(); }
-/// What this thread wrote before is seen by any thread of the device that sees what it writes after; and the other way round.
+/// Fence: a thread of the device that sees a later write of this thread also sees all earlier ones; and likewise for reads.
 QUIRE_DEVICE void device_fence() { __threadfence(); }
 QUIRE_DEVICE std::int32_t atomic_add(std::int32_t* at, std::int32_t value) { return atomicAdd(at, value); }
 QUIRE_DEVICE void atomic_add(unsigned long long* at, unsigned long long value) { atomicAdd(at, value); }
@@ -75,9 +75,9 @@ QUIRE_DEVICE std::uint32_t shuffle(std::uint32_t value, int lane) { return __shf
 /// The value of lane (own lane ^ mask); every lane of the wave takes part.
 QUIRE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
 QUIRE_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
-/// All lanes of the wave; what one wrote to shared memory before, all see after.
+/// Barrier of all lanes of the wave: all lanes see, after it, every write to shared memory before it.
 QUIRE_DEVICE void wave_barrier() { __syncwarp(); }
-/// The same where the lanes have just met for another reason, so that only the compiler must be told.
+/// wave_barrier() for lanes that are already synchronised: only the compiler must keep the order of accesses.
 QUIRE_DEVICE void wave_order() { __syncwarp(); }
 /// A value that all lanes of the wave have in common.
 QUIRE_DEVICE std::int32_t wave_uniform(std::int32_t value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: attend, before the attend kernels. Writes one work list from the lengths on the device: one block per list. Reads
-// lengths and nothing else, and checks them itself, so it may run beside validate().
-//
-// With split_keys set, tiles of score rows are cut at multiples of it, counted from key 0: a row is folded over the same segments
-// however its request is batched or chunked. Otherwise a tile is cut into equal parts, as few as make about target_items items in
-// all and, where that can be had, not more: blocks that draw a second item while others have none would double the time.
+// lengths and nothing else, and checks them itself, so it may run beside validate(). Tiles and cuts are those of src/schedule/;
+// the sums over threads and the lists are here.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -14,17 +11,18 @@
 #include "backend/gpu/break_call.h"
 #include "backend/gpu/checked_lengths.h"
 #include "backend/gpu/division.h"
+#include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/tiles.h"
+#include "schedule/cuts.h"
 
 namespace quire::gpu {
 
-constexpr std::int32_t kMinPartTiles = 4;    ///< shorter parts cost more in merging than they gain
-constexpr std::int32_t kUncut = 0x7FFFFFFF;  ///< a part size, in tiles of keys, that cuts nothing
-constexpr int kPartSizes = 9;                ///< that are tried: from what the load asks for up to twice that
+using schedule::kPartSizes;
+using schedule::kUncut;
 
 /// What all requests ask for.
 struct Load {
-  std::int64_t key_tiles = 0;    ///< see key_tiles_of()
+  std::int64_t key_tiles = 0;    ///< see schedule::Tiling::most_key_tiles()
   std::int64_t short_tiles = 0;  ///< see division.h
   std::int32_t unsound = 0;      ///< requests whose lengths break a rule
   QUIRE_DEVICE Load operator+(const Load& o) const {
@@ -121,74 +119,45 @@ QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
     const CheckedLengths n = checked_lengths_of(a, req);
     if (!n.sound) mine.unsound = 1;
     if (!n.sound) continue;
-    mine.key_tiles += key_tiles_of(a, tiles_of(a, static_cast<std::int32_t>(n.query_len)), n.context_len, n.seq_len);
+    const std::int32_t tiles = tiling_of(a).tiles(static_cast<std::int32_t>(n.query_len));
+    mine.key_tiles += tiling_of(a).most_key_tiles(tiles, n.context_len, n.seq_len, a.window, a.has_masks);
     if (!a.has_masks) mine.short_tiles += short_tiles_of(a, n.query_len, n.context_len);
   }
   block.loads.exclusive(mine);
   return block.loads.total();
 }
 
-QUIRE_DEVICE std::int32_t tried_part_tiles(std::int32_t part_tiles, int i) {
-  return static_cast<std::int32_t>(part_tiles + static_cast<std::int64_t>(part_tiles) * i / (kPartSizes - 1));
-}
-
-/// The smallest of the tried part sizes that makes no more than target_items items; the first if none does.
+/// schedule::chosen_part_tiles(), from what all threads count.
 QUIRE_DEVICE std::int32_t part_tiles_for_target(const AttendArgs& a, std::int32_t part_tiles, ScheduleBlock& block) {
   Tried mine;
   for (std::int32_t req = thread_index(); req < a.num_reqs; req += kScheduleThreads) {
-    const std::int32_t tiles = tiles_of(a, lengths_of(a, req).query_len);
+    const std::int32_t tiles = tiling_of(a).tiles(lengths_of(a, req).query_len);
     if (tiles == 0) continue;
-    const Tile last = tile_at(a, req, 0);  // no other of the request has many more keys
+    const std::int32_t of_last = tiling_of(a).key_tiles(tile_at(a, req, 0));
     QUIRE_UNROLL
     for (int i = 0; i < kPartSizes; ++i) {
-      const std::int64_t parts = (key_tiles_of(a, last) - 1) / tried_part_tiles(part_tiles, i) + 1;
-      mine.slices[i] = mine.slices[i] + Count::of(parts * tiles);
+      const std::int64_t parts = schedule::tried_parts(tiles, of_last, schedule::tried_part_tiles(part_tiles, i));
+      mine.slices[i] = mine.slices[i] + Count::of(parts);
     }
   }
   block.tried.exclusive(mine);
   const Tried all = block.tried.total();
   const std::int32_t room = a.work.target_items / a.num_kv_heads;
-  QUIRE_UNROLL
-  for (int i = 0; i < kPartSizes; ++i)
-    if (all.slices[i].fits(room)) return tried_part_tiles(part_tiles, i);
-  return part_tiles;
+  return schedule::chosen_part_tiles(part_tiles, [&](int i) { return all.slices[i].fits(room); });
 }
 
 /// Part size to begin with, in tiles of keys, where split_keys does not give it.
 QUIRE_DEVICE std::int32_t first_part_tiles(const AttendArgs& a, const Load& load, ScheduleBlock& block) {
-  if (a.work.split_keys > 0 || a.work.target_items <= 0) return kUncut;
-  const std::int64_t even = (load.key_tiles * a.num_kv_heads + a.work.target_items - 1) / a.work.target_items;
-  if (even > kUncut / 2) return kUncut;
-  return part_tiles_for_target(a, even < kMinPartTiles ? kMinPartTiles : static_cast<std::int32_t>(even), block);
-}
-
-/// From where the keys of a part are counted, for a tile that begins at key_begin.
-QUIRE_DEVICE std::int32_t cut_origin(const AttendArgs& a, std::int32_t key_begin, std::int32_t part_keys) {
-  return a.work.split_keys > 0 ? key_begin / part_keys * part_keys : key_begin;
-}
-
-/// A tile is cut at cut_origin() + keys, cut_origin() + 2 keys, ...
-struct Cuts {
-  std::int32_t keys = 0, parts = 0;
-};
-QUIRE_DEVICE Cuts cuts_of(const AttendArgs& a, const Tile& tile, std::int32_t part_tiles) {
-  Cuts cuts;
-  if (a.work.split_keys > 0) {
-    cuts.keys = a.work.split_keys;
-    cuts.parts = (tile.key_end - 1 - cut_origin(a, tile.key_begin, cuts.keys)) / cuts.keys + 1;
-    return cuts;
-  }
-  const std::int32_t all = key_tiles_of(a, tile), wanted = (all - 1) / part_tiles + 1, tiles = (all - 1) / wanted + 1;
-  cuts.keys = tiles * a.work.tile_keys;
-  cuts.parts = (all - 1) / tiles + 1;
-  return cuts;
+  if (a.work.split_keys > 0) return kUncut;
+  const std::int32_t first = schedule::first_part_tiles(load.key_tiles, a.num_kv_heads, a.work.target_items);
+  return first == kUncut ? kUncut : part_tiles_for_target(a, first, block);
 }
 
 /// `begin`: places of the `tiles` tiles before it.
-QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, const Tile& tile, const Places& count, const Places& begin,
-                                   std::int64_t tiles) {
+QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, std::int32_t req, const Tile& tile, const Places& count,
+                                   const Places& begin, std::int64_t tiles) {
   WorkSlice slice;
-  slice.req = tile.req;
+  slice.req = req;
   slice.row_begin = tile.row_begin;
   slice.row_end = tile.row_end;
   slice.num_parts = static_cast<std::int32_t>(count.slices.value);
@@ -201,15 +170,6 @@ QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, const Tile& tile, const 
   return slice;
 }
 
-/// Part `part` of a tile whose first part ends at first_cut.
-QUIRE_DEVICE WorkSlice part_of(WorkSlice slice, std::int32_t part, std::int64_t first_cut, std::int32_t part_keys) {
-  const std::int64_t end = first_cut + static_cast<std::int64_t>(part) * part_keys, begin = end - part_keys;
-  slice.part = part;
-  if (begin > slice.key_begin) slice.key_begin = static_cast<std::int32_t>(begin);
-  if (end < slice.key_end) slice.key_end = static_cast<std::int32_t>(end);
-  return slice;
-}
-
 /// The slices of the tiles that block.slice describes, and their merge counters, as far as there is room. `done`: before them;
 /// `count`: theirs.
 QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, const Places& done, const Places& count) {
@@ -217,10 +177,14 @@ QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, 
   const auto first = static_cast<std::int64_t>(done.slices.value);
   for (std::int64_t i = thread_index(); i < count.slices.value && first + i < work.max_slices; i += kScheduleThreads) {
     const int tile = last_at_or_below(block.slice_begin, static_cast<std::int32_t>(i));
-    const std::int32_t keys = block.part_keys[tile], key_begin = block.slice[tile].key_begin;
-    const std::int64_t origin = cut_origin(a, key_begin, keys);
-    work.slices[first + i] =
-        part_of(block.slice[tile], static_cast<std::int32_t>(i) - block.slice_begin[tile], origin + keys, keys);
+    const std::int32_t part_keys = block.part_keys[tile];
+    WorkSlice slice = block.slice[tile];
+    slice.part = static_cast<std::int32_t>(i) - block.slice_begin[tile];
+    const std::int64_t first_cut = std::int64_t{schedule::cut_origin(slice.key_begin, work.split_keys)} + part_keys;
+    const auto keys = schedule::part_of<std::int32_t>({slice.key_begin, slice.key_end}, slice.part, first_cut, part_keys);
+    slice.key_begin = keys.begin;
+    slice.key_end = keys.end;
+    work.slices[first + i] = slice;
   }
   const std::int64_t merges = static_cast<std::int64_t>(done.merges.value) + count.merges.value;
   const std::int64_t end = (merges < work.max_merges ? merges : work.max_merges) * a.num_kv_heads;
@@ -246,17 +210,19 @@ QUIRE_DEVICE void deal_tiles(const AttendArgs& a, ScheduleBlock& block, std::int
                              std::int32_t total, Dealt& done) {
   for (std::int32_t first = 0; first < total; first += kScheduleThreads) {
     const std::int32_t index = first + thread_index();
+    std::int32_t req = 0;
     Tile tile;
-    Cuts cuts;
+    schedule::Cuts<std::int32_t> cuts;
     if (index < total) {
       const int r = last_at_or_below(block.tile_begin, index);
-      tile = tile_at(a, first_req + r, index - block.tile_begin[r]);
-      cuts = cuts_of(a, tile, part_tiles);
+      req = first_req + r;
+      tile = tile_at(a, req, index - block.tile_begin[r]);
+      cuts = schedule::cuts_of(tiling_of(a), tile, a.work.split_keys, part_tiles);
     }
     const Places count{Count::of(cuts.parts), Count::of(cuts.parts > 1 ? 1 : 0)};
     const Places before = block.places.exclusive(count);
     block.slice_begin[thread_index()] = static_cast<std::int32_t>(before.slices.value);
-    block.slice[thread_index()] = whole_slice(a, tile, count, done.places + before, done.tiles + thread_index());
+    block.slice[thread_index()] = whole_slice(a, req, tile, count, done.places + before, done.tiles + thread_index());
     block.part_keys[thread_index()] = cuts.keys;
     block_barrier();  // the tiles at hand are described
     const Places all = block.places.total();
@@ -270,7 +236,7 @@ QUIRE_DEVICE Dealt deal(const AttendArgs& a, ScheduleBlock& block, std::int32_t 
   Dealt done;
   for (std::int32_t first_req = 0; first_req < a.num_reqs; first_req += kScheduleThreads) {
     const std::int32_t req = first_req + thread_index();
-    const std::int32_t mine = req < a.num_reqs ? tiles_of(a, lengths_of(a, req).query_len) : 0;
+    const std::int32_t mine = req < a.num_reqs ? tiling_of(a).tiles(lengths_of(a, req).query_len) : 0;
     const Tiles before = block.tiles.exclusive({mine});
     block.tile_begin[thread_index()] = before.count;
     block_barrier();  // the first tile of every request is known

@@ -55,7 +55,7 @@ QUIRE_DEVICE void stage_chunks(const StagedRows& job) {
   }
 }
 
-/// Any strides and sizes.
+/// Stages elements of any strides and sizes.
 QUIRE_DEVICE void stage_elements(const StagedRows& job) {
   const semantics::KvStrides& s = job.source.strides;
   const int rows = job.end - job.begin, padded = (job.dims + 3) / 4 * 4;
@@ -71,7 +71,7 @@ QUIRE_DEVICE void stage_elements(const StagedRows& job) {
   }
 }
 
-/// All threads of the block. kRowTypes: only the types of query, key and value rows; fp8 queries go element by element.
+/// Stages rows, with all threads of the block. kRowTypes: only types of query, key and value rows; fp8 queries go by elements.
 template <bool kRowTypes>
 QUIRE_DEVICE void stage_rows(const StagedRows& job) {
   if (job.begin >= job.end) return;

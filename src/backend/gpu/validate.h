@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend, before the first row is read. Lengths and the block table against the rules that keep every later read in bounds
-// and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10, T16; and lengths against the bounds of the plan.
-// Sets outcome->broken; which rule broke where is for the host to say.
+// Stage: attend, before the first row is read. Checks lengths and the block table by the rules that keep every later read in
+// bounds and every row written once: Q-T01, T02, T03, T04, T06, T07, T08, T09, T10, T16; also checks lengths against the plan's
+// bounds. Sets outcome->broken; the host finds the rule and the place.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -15,7 +15,7 @@
 
 namespace quire::gpu {
 
-/// Among entries [first, first + kValidateColumns) of a request, this thread sees one of columns [begin, end) that is no page.
+/// Whether this thread finds an entry that is no page, in columns [begin, end) of entries [first, first + kValidateColumns).
 QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, std::int64_t begin, std::int64_t end) {
   bool bad = false;
   QUIRE_UNROLL

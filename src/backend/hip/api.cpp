@@ -31,7 +31,7 @@ Result<void*> open_library() {
   return not_found(formatted("{}", dlerror()));
 }
 
-/// All functions, or the names of those that the library lacks.
+/// Loads all functions; fails with the names of those that the library lacks.
 Result<Api> load() {
   const Result<void*> library = open_library();
   if (!library.ok()) return library.status();

@@ -43,7 +43,7 @@ QUIRE_KERNEL(gpu::kMergeThreads) quire_merge(const gpu::MergeArgs args) { gpu::m
 
 QUIRE_KERNEL(gpu::kMergeThreads) quire_merge_many(const gpu::MergeManyArgs args) { gpu::merge_many(args); }
 
-/// On every device one, because the library allocates nothing there.
+/// Outcome in memory of each device: a static variable, because the library allocates nothing there.
 extern "C" {
 __attribute__((device, used)) gpu::Outcome quire_contents_answer;
 }

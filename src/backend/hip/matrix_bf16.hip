@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The matrix kernels for bf16 queries. Compiled and checked by tools/check_gpu_kernels.py, never run on AMD hardware.
-#include "backend/hip/define_matrix_kernel.h"
+#include "backend/hip/matrix/define_kernel.h"
 
 #define QUIRE_KERNEL_OF_Bf16(...) QUIRE_DEFINE_KERNEL(__VA_ARGS__)
 #define QUIRE_KERNEL_OF_F16(...)

@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "backend/gpu/matrix/sizes.h"
+#include "backend/hip/matrix/sizes.h"
 #include "text/formatted.h"
 
 namespace quire::hip {
@@ -17,9 +17,9 @@ struct Waves {
 };
 
 template <class Gpu, int kDim>
-constexpr int kThreads_short = gpu::matrix::kShortWaves<Gpu, kDim> * Gpu::kWave;
+constexpr int kThreads_short = hip::matrix::kShortWaves<Gpu, kDim> * Gpu::kWave;
 template <class Gpu, int kDim>
-constexpr int kThreads_tall = gpu::matrix::kTallWaves<Gpu, kDim> * Gpu::kWave;
+constexpr int kThreads_tall = hip::matrix::kTallWaves<Gpu, kDim> * Gpu::kWave;
 
 constexpr const char* kSource_F16 = "matrix_f16";
 constexpr const char* kSource_Bf16 = "matrix_bf16";

@@ -14,8 +14,8 @@ namespace {
 
 struct Loaded {
   std::mutex guard;
-  std::map<std::pair<int, std::string_view>, Module> modules;      ///< by device and source
-  std::map<std::pair<int, std::string_view>, Function> functions;  ///< by device and name
+  std::map<std::pair<int, std::string_view>, Module> modules;      ///< (device, source) -> module
+  std::map<std::pair<int, std::string_view>, Function> functions;  ///< (device, name) -> function
 };
 
 Loaded& loaded() {

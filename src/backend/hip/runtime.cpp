@@ -36,8 +36,8 @@ Status none_usable(const std::string& passed_over) {
   return {Code::unsupported, "no AMD GPU can be used: " + which};
 }
 
-/// Asked once: devices do not change while a process lives. Those that no code object is for are passed over: beside a graphics
-/// card there is often a processor's small one.
+/// GPUs that a code object exists for, listed once because devices do not change while a process lives. Others are skipped: a
+/// machine often has a small GPU in its processor beside a graphics card.
 Result<std::vector<Device>> devices() {
   static std::mutex guard;
   static std::vector<Device> known;

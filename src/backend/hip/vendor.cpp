@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kPortable = "kernels";  // kernels.hip
 
-/// One launch: `arguments` is the kernel's only parameter, by value. Shared memory is static, so none is asked for.
+/// Launches a kernel. `arguments` is its only parameter, by value. Shared memory is static, so that no dynamic memory is needed.
 template <class Arguments>
 Status launch(const Api& hip, const Launch& what, std::int64_t blocks, const Arguments& arguments, Stream stream) {
   const Result<Function> function = find_function(hip, what.source, what.kernel);
@@ -114,7 +114,7 @@ Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
   return launch_alone({kPortable, "quire_merge_many", gpu::kMergeThreads}, gpu::merge_many_blocks(args), args, stream);
 }
 
-/// What the stream has come to, and waits for it.
+/// Copies in stream order and waits for the copy.
 Status copy(void* to, const void* from, std::size_t bytes, MemcpyKind kind, void* stream) {
   const Result<const Api*> api = hip::api();
   if (!api.ok()) return api.status();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One body for every vector width, compiled for the instruction sets of 64-bit x86 by function attributes and chosen at run
-// time. The build forbids to contract a product and a sum into one rounding here (cmake/isa_flags.cmake).
+// time. The build forbids contracting a product and a sum into one rounding here (cmake/isa_flags.cmake).
 #include "backend/reference/lanes.h"
 
 #include <cstring>

@@ -14,7 +14,7 @@ struct Lanes {
   double sum[kLanes];
 };
 
-/// One way to compile the loops; all of them give the same bits.
+/// Loops compiled for one instruction set; all instruction sets give the same bits.
 struct Loops {
   const char* name;
   /// dot[i] = sum_d q[d] k[d][i], magnitude[i] = sum_d |q[d] k[d][i]|; k is [head_dim][kLanes].
@@ -27,7 +27,7 @@ struct Loops {
   void (*sum_absolute)(const double* v, const double* p, std::int64_t count, Lanes& absolute);
 };
 
-/// Those that this machine can run, widest first. The last one runs everywhere.
+/// Loops that this machine can run, widest first. The last entry runs on every machine.
 std::vector<Loops> available_loops();
 
 /// available_loops()[0], looked up once.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle: fp64, two passes over the scores, plain loops, written from the equations of docs/design.md section 2.
 //
-// It shares nothing with the kernels but the decoding of one element (semantics/dtype.h): masking, paging, layouts, softmax
-// and scaling are its own, so that a bug in the shared headers cannot hide from it. It reads only what some row may see.
+// The oracle shares nothing with the kernels but the decoding of one element (semantics/dtype.h). It has its own masking, paging,
+// layouts, softmax and scaling, so that no bug in the shared headers can hide. It reads only keys and values that some row sees.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t kRowsAtOnce = 16;     // rows that share a block of K or V while it is in a near cache
 constexpr std::size_t kRowsPerTask = 512;    // rows of one request and KV head that share one decoded copy of K and V
 constexpr double kFlushedWeight = 0x1p-102;  // u = 2^-24 of it is 2^-126, below which f32 may flush (numerics.md)
-constexpr double kLostOfParts = 0x1p-39;     // what two f16 parts of a weight may lose, if queries have 16 bits
+constexpr double kLostOfParts = 0x1p-39;     // loss of a weight held as two f16 parts, if queries have 16 bits
 constexpr double kF16Roundoff = 0x1p-11;
 constexpr double kThreadedWork = 4e6;  // multiplications; below this, starting threads costs more than it saves
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
@@ -73,19 +73,20 @@ struct DecodedKeys {
   std::vector<double> v;  // [blocks(v_head_dim)][count][kLanes dims]
 };
 
-/// One query row of one head. It sees the keys [first, first + count), counted from DecodedKeys::first. Per key: its logit, what
-/// rounding can do to that, and its weight p; the same with a floor, and times the magnitude; what f16 loses of it as a
-/// subnormal. `stored` is empty unless the profile stores scores in 16 bits: what that does to the logit, per unit of roundoff.
+/// A query row of one head, which sees the keys [first, first + count), counted from DecodedKeys::first. Vectors per key: logit;
+/// magnitude (M_k, the bound of its rounding error); weight p; floored = max(p, least); scored = p times magnitude; lost (loss to
+/// f16's subnormals). `stored` (error of the logit by 16-bit stores, per unit of roundoff) is empty unless the profile stores
+/// scores.
 struct Row {
   std::int64_t q_pos = 0, head = 0;
-  std::int64_t index = 0;  // of the result: row * num_q_heads + head
+  std::int64_t index = 0;  // index in the result: row * num_q_heads + head
   std::int64_t first = 0, count = 0;
   std::vector<double> q;
   std::vector<double> logit, magnitude, weight, floored, scored, lost, stored;
   bool loses = false;  // lost is not all zero
 };
 
-/// What one thread works in, task after task.
+/// Memory of one thread, used for task after task.
 struct Scratch {
   DecodedKeys keys;
   std::vector<Row> rows;
@@ -97,7 +98,7 @@ class Oracle {
       : batch_(batch), cache_(cache), options_(options), result_(result) {
     rounds_kv_ = profile.dequantised_to_query;
     errors_ = numerics::score_errors(profile, batch.query.shape[2]);
-    // One rounding more than the other scores have (numerics.md, "8-bit rows").
+    // Scores of a scaled query have one more rounding (numerics.md, "8-bit rows").
     if (batch.q_scale.present()) errors_.per_magnitude *= 1 + numerics::kAccumulatorRoundoff / errors_.plain;
     head_dim_ = batch.query.shape[2];
     v_head_dim_ = batch.output.shape[2];
@@ -178,7 +179,7 @@ class Oracle {
     return keys;
   }
 
-  /// How many of `rows`, the first of which is of request `r`, share a decoded copy: no key may lie unseen between two of them.
+  /// Number of leading `rows`, beginning with a row of request `r`, that share a decoded copy: no unseen key lies between them.
   std::size_t rows_of_task(std::int64_t r, std::span<const Chosen> rows) const {
     const std::int64_t end = index_at(batch_.query_start_loc, r + 1);
     std::size_t n = 1;
@@ -200,7 +201,7 @@ class Oracle {
     return page * s[0] + head * s[1] + slot * (cache_.layout == CacheLayout::hnd ? s[2] : s[3]);
   }
 
-  /// From there to dim d.
+  /// Offset from dim 0 to dim d.
   std::int64_t dim_offset(bool is_key, std::int64_t d) const {
     const Tensor& t = is_key ? cache_.k : cache_.v;
     if (cache_.layout != CacheLayout::packed) return d * t.stride[3];
@@ -348,7 +349,7 @@ class Oracle {
     return cap * std::tanh(s / cap);
   }
 
-  /// What storing each step of a score in 16 bits moves it by, per unit of roundoff (numerics.md, "Profiles").
+  /// Error of a score whose steps are all stored in 16 bits, per unit of roundoff (numerics.md, "Profiles").
   double stored_roundings(double s, double bias) const {
     double sum = numerics::kStoredScoreRoundings * std::fabs(s);
     if (options_.logits_soft_cap) {
@@ -375,7 +376,7 @@ class Oracle {
     for (const double s : row.logit) max = std::max(max, s);  // steps over NaN, which reaches the result through the sum
     result_.num_keys[at] = row.count;
     result_.lse[at] = max;
-    // No visible key, or only -inf scores: exp(-inf - -inf) would be NaN. What is left is out = 0 and lse = -inf or the sink.
+    // No visible key, or only -inf scores: exp(-inf - -inf) would be NaN. The row gets out = 0 and lse = -inf or the sink.
     if (std::all_of(row.logit.begin(), row.logit.end(), [](double s) { return s == kNegInf; })) {
       row.count = 0;
       return;
@@ -402,8 +403,8 @@ class Oracle {
     result_.score_mag[at] = mean;
   }
 
-  /// Adds what stored scores cost to row.scored, in units of score_error(); returns what they add to score_mag. Their errors are
-  /// too large for the first order: a weight is off by expm1, and a denominator divides by 1 - their mean.
+  /// Adds the error of stored scores to row.scored, in units of score_error(); returns the part that belongs to score_mag. Errors
+  /// of stored scores are too large for the first order: a weight is off by expm1, a denominator divides by 1 - the mean error.
   double add_stored(Row& row, double mean) const {
     std::vector<double>& cost = row.stored;
     for (std::size_t i = 0; i < cost.size(); ++i) {
@@ -444,7 +445,7 @@ class Oracle {
   std::vector<std::int64_t> k_dim_offset_, v_dim_offset_;
 };
 
-/// Every task writes rows of its own, so the result does not depend on who runs which.
+/// Runs all tasks. Every task writes rows of its own, so the result does not depend on the thread of a task.
 void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t num_threads) {
   std::atomic<std::size_t> next{0};
   threads::on_threads(std::min(num_threads, tasks.size()), [&] {
@@ -474,8 +475,8 @@ Reference empty_result(const Batch& batch, const KVCache& cache, std::size_t num
   return result;
 }
 
-/// The result in units of an 8-bit output's codes. What a code cannot hold is its largest value; where no rounding could keep the
-/// result below that, nothing but that value is right.
+/// Converts the result to units of an 8-bit output's codes. Values beyond the largest code become that code. If no rounding could
+/// keep a value below the largest code, only the largest code is right.
 void in_codes(Reference& result, const Batch& batch) {
   if (batch.output.dtype != DType::fp8_e4m3fn) return;
   const double scale = scalar_or_per_head(batch.output_scale, 0, 1.0);

@@ -9,7 +9,7 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr int kDeviceTrials = 24;
+constexpr int kDeviceTrials = 24;  // trials of a ceiling, of which the best counts
 
 /// Seconds of the fastest trial.
 Result<double> best_of(const device::BenchProbe& probe, const std::function<Status(void*)>& enqueue) {
@@ -42,7 +42,8 @@ Result<Ceilings> measure_device_ceilings(const device::Runtime& runtime, const d
   c.threads = kWholeDevice;
   c.loops = "device";
   for (const std::int64_t bytes : rungs) {
-    // A small set is read several times in a graph: a launch would be most of its time. It stays in whatever cache holds it.
+    // A graph reads a small set several times, because the launch would take most of the time of one read. The set stays in
+    // cache.
     const auto times = std::max<std::int64_t>(1, (std::int64_t{256} << 20) / bytes);
     const Result<double> seconds = best_of(probe, [&](void* stream) -> Status {
       for (std::int64_t i = 0; i < times; ++i)

@@ -35,9 +35,9 @@ const Loops& avx512_loops();  ///< x86 only
 /// Multiply-adds of bf16 pairs into f32 (VDPBF16PS).
 struct Bf16Dot {
   float (*run)(std::int64_t count);
-  double flops;  ///< of one round
+  double flops;  ///< floating-point operations of one round
 };
-/// Null where this machine has no such instruction.
+/// Null if this machine has no such instruction.
 const Bf16Dot* host_bf16_dot();
 const Bf16Dot& avx512_bf16_dot();  ///< x86 only
 

@@ -18,9 +18,9 @@ constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kRun = 4096;             // a page of 16 tokens x 128 dims x 2 bytes
 constexpr std::int64_t kTrialBytes = 4 * kMiB;  // per thread and trial; short enough to fall between two disturbances
 constexpr std::int64_t kSmallest = 64 << 10;
-constexpr int kTrials = 24;
+constexpr int kTrials = 24;  // trials of a ceiling, of which the best counts
 
-std::atomic<std::uint64_t> sink;  // what the loops return has to go somewhere
+std::atomic<std::uint64_t> sink;  // receives the loops' results, so that no compiler drops the loops
 
 /// Writes back and drops the lines of [data, data + bytes). Where user code has no instruction for it, lines stay.
 void flush(const std::byte* data, std::int64_t bytes) {

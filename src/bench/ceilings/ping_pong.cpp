@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a core waits for what another one has written. Splits and merges of split-KV pay this latency; on rented machines it
-// also shows whether two cores share a cache.
+// Latency of a cache line from one core to another. Splits and merges of split-KV pay this latency; on rented machines it also
+// shows whether two cores share a cache.
 #include "bench/ceilings/measure.h"
 
 #include <algorithm>

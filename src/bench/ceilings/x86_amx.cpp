@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast TDPBF16PS can be: four accumulator tiles, two tiles of each operand (Intel SDM vol. 1, chapter 18).
+// Peak rate of TDPBF16PS: four accumulator tiles, two tiles of each operand (Intel SDM vol. 1, chapter 18).
 #if defined(__x86_64__)
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast VDPBF16PS can be: independent accumulators, operands in registers (Intel SDM vol. 2C, VDPBF16PS).
+// Peak rate of VDPBF16PS: independent accumulators, operands in registers (Intel SDM vol. 2C, VDPBF16PS).
 #if defined(__x86_64__)
 
 #include <immintrin.h>

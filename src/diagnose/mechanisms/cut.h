@@ -12,7 +12,7 @@
 
 namespace quire::diagnose_detail {
 
-/// What a cut is made of: the visible keys [from, to) of a row, and the length of its sequence.
+/// Keys that a cut divides: the visible keys [from, to) of a row, and the length of its sequence.
 struct Extent {
   std::int64_t from = 0, to = 0, seq_len = 0;
 };

@@ -18,7 +18,7 @@ using faults_detail::Place;
 using faults_detail::Row;
 using faults_detail::Side;
 
-/// How the bytes of one element are read.
+/// A way to read the bytes of one element.
 struct Reading {
   std::string name;
   std::function<void(const void* data, std::span<const std::int64_t> at, double* values)> decode;
@@ -75,7 +75,7 @@ void propose_readings(const Facts& f, Proposals& list) {
 struct ElementOrder {
   std::string text;
   std::function<std::int64_t(const Facts&, const Place&, std::int64_t head, std::int64_t dim)>
-      inside;  ///< in a page of contiguous elements
+      inside;  ///< offset in a page of contiguous elements
 };
 
 std::vector<ElementOrder> orders() {

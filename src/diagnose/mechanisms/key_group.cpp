@@ -102,7 +102,7 @@ class Groups {
   std::map<std::string, Proposal> proposals_;
 };
 
-/// Every m-th key left out: one lane of a vector, one slot of each page.
+/// Proposes that every m-th key is left out: one lane of a vector, one slot of each page.
 void propose_lanes(const Scene& scene, Proposals& list) {
   std::map<std::pair<std::int64_t, std::int64_t>, bool> known;
   for (const OpenCell& cell : scene.cells)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another range of keys: too wide, too narrow, shifted, or cut at a tile or page. For each opened cell every end (with the right
-// begin) and every begin (with the right end) is tried at the cost of one pass; what fits is put into rules that other cells can
-// refute.
+// Mechanism: a wrong range of keys: too wide, too narrow, shifted, or cut at a tile or page. For each opened cell every end (with
+// the right begin) and every begin (with the right end) is tried at the cost of one pass. Fitting ranges become rules that other
+// cells can refute.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -17,7 +17,7 @@ using faults_detail::Key;
 using faults_detail::Model;
 using faults_detail::Row;
 
-constexpr std::size_t kBestEnds = 3;  // of one cell: neighbours may fit equally where weights are small
+constexpr std::size_t kBestEnds = 3;  // candidates of one cell: neighbours may fit equally if weights are small
 constexpr std::size_t kMostRules = 160;
 const char* const kNextKeyRange =
     "compare the first and the last key that the kernel loops over with the mask of docs/design.md, for one wrong row";

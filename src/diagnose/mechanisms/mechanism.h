@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mechanism proposes models: ways in which a kernel could have made the observed numbers. Its parameters come from an inversion
-// of a few wrong cells, or from a short list; whether a proposal holds is decided elsewhere (evidence.h), over many cells.
+// A mechanism proposes models: ways in which a kernel could have made the observed numbers. Parameters of a model come from an
+// inversion of a few wrong cells, or from a short list. evidence.h decides, over many cells, whether a proposal holds.
 //
 // To add one: add a file, a line here and a line in mechanisms.cpp.
 #pragma once
@@ -15,16 +15,16 @@
 
 namespace quire::diagnose_detail {
 
-/// One model with the words for it.
+/// A model, and its description in words.
 struct Proposal {
   std::string mechanism;  ///< id of diagnose.md: "factor_out", "key_range", ...
   std::string text;       ///< completes "a kernel that ..."
   std::string detail;     ///< its parameters in words
-  std::string next;       ///< what to look at next
+  std::string next;       ///< advice for the next step
   int parameters = 0;     ///< numbers fitted to the evidence; among equals fewer come first
   std::function<void(faults_detail::Model&)> plant;
   const faults_detail::Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
-  bool symptom = false;                         ///< says what happened, not why
+  bool symptom = false;                         ///< describes what happened without a cause
 };
 
 /// The evidence that a mechanism may look at.
@@ -61,7 +61,7 @@ void propose_mask(const Scene& scene, Proposals& list);
 void propose_split(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 
-/// Every mechanism once.
+/// Returns the proposals of every mechanism.
 Proposals propose_all(const Scene& scene);
 
 /// The mechanism that a fault of the catalogue is an instance of.

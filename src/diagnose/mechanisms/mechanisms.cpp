@@ -93,9 +93,9 @@ std::string mechanism_of(const FaultInfo& fault) {
 }
 
 Proposals propose_all(const Scene& scene) {
-  // Mechanisms know causal rows at the end of their keys. Of other rows the catalogue alone has something to say.
+  // Mechanisms model causal rows at the end of their keys. Only the catalogue models other rows.
   if (scene.facts.has_masks) return {};
-  // They take a row of K for as long as one of V, too.
+  // Mechanisms assume that rows of K and V have one length.
   if (!scene.facts.has_equal_dims()) return {};
   constexpr std::array kAll = {propose_factor,       propose_normalisation, propose_sink,       propose_score_value,
                                propose_key_range,    propose_key_group,     propose_output_row, propose_query_row,

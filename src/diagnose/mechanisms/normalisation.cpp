@@ -13,7 +13,7 @@ using faults_detail::Key;
 using faults_detail::Model;
 using faults_detail::Row;
 
-constexpr double kNoSink = 1e-12;  // of a denominator: what rounding leaves of a difference that is 0
+constexpr double kNoSink = 1e-12;  // relative to a denominator: rounding error of a difference whose true value is 0
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 const char* const kNextNormalisation =
     "multiply the accumulator and the denominator by exp(old max - new max) in every tile; divide by the sum of all weights";
@@ -70,7 +70,7 @@ void plant(Model& m, const Change& change, bool in_lse) {
   };
 }
 
-/// The same weights over another denominator.
+/// Divides the same weights by another denominator.
 Change over(std::function<double(const Sums&)> denominator) {
   return [denominator = std::move(denominator)](const Sums& s, std::vector<double>& p) {
     const double sum = denominator(s);

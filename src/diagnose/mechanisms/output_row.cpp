@@ -18,8 +18,8 @@ using faults_detail::Model;
 using faults_detail::Row;
 using faults_detail::RowHead;
 
-constexpr double kNearlyAll = 0.95;        // of the wrong cells must hold another cell's answer
-constexpr std::size_t kCellsTried = 2000;  // of the wrong ones; a rule from these is tested on all
+constexpr double kNearlyAll = 0.95;        // share of the wrong cells that must hold another cell's answer
+constexpr std::size_t kCellsTried = 2000;  // wrong cells from which a rule is derived; the rule is tested on all
 
 /// Expected cells by their projection on one random direction.
 class Directory {

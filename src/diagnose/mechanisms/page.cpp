@@ -169,7 +169,7 @@ class Search {
     const std::int64_t last = std::min(cell_.to, cell_.row.cached_len) / f_.page_size;  // whole pages only
     std::vector<std::pair<std::int64_t, std::int64_t>> found;
     if (last - first > kMostColumns || last - first < 2) return found;
-    std::vector<Partial> changes;  // of column i reading the page of column j
+    std::vector<Partial> changes;  // effect of column i reading the page of column j
     for (std::int64_t i = first; i < last; ++i)
       for (std::int64_t j = first; j < last; ++j)
         changes.push_back(change(sides, i * f_.page_size, (i + 1) * f_.page_size, f_.page(cell_.row.req, j)));
@@ -187,7 +187,7 @@ class Search {
   }
 
  private:
-  /// What changes in the sums if positions [from, to) come from `page`.
+  /// Change of the sums if positions [from, to) come from `page`.
   Partial change(Sides sides, std::int64_t from, std::int64_t to, std::int64_t page) const {
     Partial sum{std::vector<double>(cell_.dims(), 0.0), 0};
     for (std::int64_t k = from; k < to; ++k) {

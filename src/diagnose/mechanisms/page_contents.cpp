@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One physical page holds something else than it should: zeros, half of itself, K for V, rotated slots, another type. Every page
-// that an opened cell reads is tried with every such content; only the sums over that page are made anew.
+// Mechanism: a physical page holds wrong contents: zeros, half of itself, K for V, rotated slots, another type. The search tries
+// every content for every page that an opened cell reads; it recomputes only the sums over that page.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -23,7 +23,7 @@ constexpr double kMostProductsPageContents = 4e8;  // multiply-adds of one searc
 const char* const kNextPageContents =
     "look at what wrote this page last: an append with a wrong slot, a page handed out twice, a copy that was cut short";
 
-/// What is read in place of a K or V vector of the page, given what is stored there (scaled).
+/// Vector that is read in place of a K or V vector of the page, as a change of the stored and scaled vector.
 struct Contents {
   std::string text;
   std::function<void(const Facts&, Side, const Place&, std::int64_t kv_head, std::span<double>)> change;
@@ -92,7 +92,7 @@ std::vector<Contents> contents(const Facts& f) {
   return list;
 }
 
-/// One opened cell with one of its pages changed.
+/// Search over contents of one page of one opened cell.
 class ContentSearch {
  public:
   ContentSearch(const Scene& scene, const OpenCell& cell)

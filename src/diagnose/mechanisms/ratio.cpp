@@ -12,8 +12,8 @@ namespace quire::diagnose_detail {
 namespace {
 
 constexpr double kExplains = 0.02;                        // share of the squared error that a ratio may leave
-constexpr double kExplainsWithNoise = 0.2, kNoise = 0.3;  // as OpenCell::explained_by()
-constexpr double kNearlyAllRatio = 0.95;                  // of the cells
+constexpr double kExplainsWithNoise = 0.2, kNoise = 0.3;  // bounds of OpenCell::explained_by()
+constexpr double kNearlyAllRatio = 0.95;                  // share of the cells
 constexpr std::size_t kMostCells = 20000;
 
 Ratio ratio_of(const Scene& scene, const Compared& cell) {

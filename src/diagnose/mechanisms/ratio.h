@@ -16,16 +16,16 @@ struct Ratio {
   double left_per_dim = 1;  ///< squared error that is left, in tolerances, per wrong dim
 };
 
-/// Of every wrong cell of the scene that holds finite numbers.
+/// Ratios of all wrong cells of the scene that hold finite numbers.
 std::vector<Ratio> ratios(const Scene& scene);
 
-/// Ratios that explain their cells, if nearly all do; else none.
+/// Ratios that explain their cells, if nearly all ratios do; else none.
 std::vector<Ratio> explaining_ratios(const Scene& scene);
 
-/// One number per query head from values of cells, if the cells of each head agree; empty otherwise.
+/// Returns a number per query head from values of cells, if the cells of each head agree; empty otherwise.
 std::map<std::int64_t, double> by_head(const std::vector<Ratio>& list, const std::vector<double>& values, double relative);
 
-/// One number per query head: the value of the cell whose factor is furthest from 1, which names it best.
+/// Returns a number per query head: the value of the cell whose factor is furthest from 1, which is the most precise one.
 std::map<std::int64_t, double> clearest_by_head(const std::vector<Ratio>& list, const std::vector<double>& values);
 
 /// "head 3: 0.5, head 4: 0.25, ..." (the first six).

@@ -17,7 +17,7 @@ using faults_detail::RowHead;
 using faults_detail::Side;
 
 constexpr std::int64_t kShiftsRope = 64;
-constexpr std::int64_t kMostKeysRope = 1024;  // of the cell that is searched; the search takes some hundred evaluations
+constexpr std::int64_t kMostKeysRope = 1024;  // most keys of the searched cell; the search takes some hundred evaluations
 const char* const kNextRope = "compare the positions, the base and the pairing of dims with which queries and keys are rotated";
 
 /// The base, and the pairing of dims: (i, i + d/2), as GPT-NeoX and Llama, or (2i, 2i + 1), as GPT-J.
@@ -38,7 +38,7 @@ struct Rotation {
       a = x, b = y;
     }
   }
-  /// One dim of a rotated vector.
+  /// Returns one dim of a rotated vector.
   double element(const std::function<double(std::int64_t)>& v, std::int64_t d, double position) const {
     if (d >= dims) return v(d);
     const std::int64_t pairs = dims / 2, i = halves ? d % pairs : d / 2;

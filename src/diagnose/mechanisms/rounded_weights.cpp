@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax weights rounded to a narrow type before they meet V. What a weight is rounded to depends on the maximum that the kernel
-// knows at that time: of the row, or of the tiles that a split has seen so far.
+// Softmax weights rounded to a narrow type before their product with V. The rounded value depends on the maximum that the kernel
+// knows at that time: the maximum of the row, or of the tiles that a split has seen so far.
 #include <algorithm>
 #include <cmath>
 
@@ -17,13 +17,13 @@ using faults_detail::rounded;
 using faults_detail::Row;
 
 constexpr double kNegInfRoundedWeights = -std::numeric_limits<double>::infinity();
-constexpr std::int64_t kMostKeysRoundedWeights = 2048;  // of a cell that is opened to tell tiles and splits apart
-// Ways to step through the keys that are proposed for each type: the best two, and more that these cells cannot tell from them.
+constexpr std::int64_t kMostKeysRoundedWeights = 2048;  // most keys of a cell that is opened to distinguish tiles and splits
+// Ways to step through the keys that are proposed for each type: the best two, and more that fit these cells equally well.
 constexpr std::size_t kBestRoundedWeights = 2, kMost = 6;
-constexpr double kAsGood = 0.02;  // of the error
+constexpr double kAsGood = 0.02;  // share of the error
 const char* const kNextRoundedWeights = "keep softmax weights in f32, or in a type as fine as the query's, until they have met V";
 
-/// How a kernel steps through the keys of a sequence: splits of equal length, each in tiles. tile 0: a split is one tile.
+/// Order in which a kernel takes the keys of a sequence: splits of equal length, each in tiles. tile 0: a split is one tile.
 struct Steps {
   std::int64_t splits = 1, tile = 0;
   bool from_first = false;  ///< tiles begin at the row's first visible key, not at position 0

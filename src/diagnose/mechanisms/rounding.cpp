@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands, scores or weights rounded to a narrow type, or cut at a largest value. What is rounded is elementwise and so can be
-// predicted; the order of sums in a narrow accumulator cannot.
+// Operands, scores or weights rounded to a narrow type, or cut at a largest value. Elementwise rounding can be predicted; the
+// order of sums in a narrow accumulator cannot.
 #include <algorithm>
 #include <cmath>
 
@@ -64,7 +64,7 @@ void propose_types(const Scene& scene, Proposals& list) {
   }
 }
 
-/// Something cut at a limit, which is fitted.
+/// A quantity that is cut at a limit; the limit is fitted.
 struct Clamp {
   std::string what;
   std::function<void(Model&, double limit)> plant;

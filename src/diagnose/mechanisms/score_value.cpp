@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One number inside the score is another: the factor on q . K (softmax_scale, k_scale, a scaled q), the soft cap, the ALiBi
-// slope. The number is fitted to wrong cells one by one; cells that agree name one number, cells that agree by head name one per
-// head.
+// Mechanism: a number inside the score is wrong: the factor on q . K (softmax_scale, k_scale, a scaled q), the soft cap, the
+// ALiBi slope. The number is fitted to each wrong cell alone. Cells that agree give one number; cells that agree by head give one
+// per head.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -161,7 +161,7 @@ std::vector<double> powers(double from, double to, double step) {
   return list;
 }
 
-/// Both signs and 0, ascending.
+/// Powers with both signs, and 0, ascending.
 std::vector<double> signed_powers(double from, double to) {
   std::vector<double> list{0};
   for (const double value : powers(from, to, 1.3)) {

@@ -8,7 +8,7 @@
 namespace quire::diagnose_detail {
 namespace {
 
-constexpr double kSameSink = 0.02;  // of exp(sink): sinks enter as weights
+constexpr double kSameSink = 0.02;  // relative difference of exp(sink), the weight of a sink
 
 double sink_of(const faults_detail::Facts& f, std::int64_t head) {
   faults_detail::Row row;
@@ -28,7 +28,7 @@ Proposal sink_without_maximum() {
       const double lse = before(model, row, keys, scores, p), none = -std::numeric_limits<double>::infinity();
       const double sink = model.sink(row), largest = faults_detail::largest(scores, none);
       if (!std::isfinite(lse) || !std::isfinite(sink) || !std::isfinite(largest)) return lse;
-      double own = 0;  // of the keys, relative to their largest score
+      double own = 0;  // sum of the keys' weights, relative to their largest score
       for (const double share : p) own += share;
       own *= std::exp(lse - largest);
       const double denominator = own + std::exp(sink);

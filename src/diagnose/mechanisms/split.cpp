@@ -19,7 +19,7 @@ constexpr double kNegInfSplit = -std::numeric_limits<double>::infinity();
 const char* const kNextSplit =
     "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
 
-/// One part of a row's keys.
+/// A part of a row's keys.
 struct Part {
   double max = kNegInfSplit, sum = 0;  ///< largest score, sum of exp(score - max)
   double lse() const { return max + std::log(sum); }
@@ -38,8 +38,8 @@ struct Merge {
   std::string text;
   std::function<double(const Part&, std::size_t index, const std::vector<Part>&, const Largest&)> weight;
   Unit unit = Unit::none;
-  bool divided = true;      ///< by the sum of the weights
-  bool last_alone = false;  ///< a row that sees nothing of the last part is 0
+  bool divided = true;      ///< the merge divides by the sum of the weights
+  bool last_alone = false;  ///< a row that sees no key of the last part is 0
 };
 
 std::vector<Merge> merges() {
@@ -113,7 +113,7 @@ void plant(Model& m, const Cut& cut, const Merge& merge, bool in_lse) {
     double sum = 0, keys_share = 0;
     for (std::size_t i = 0; i < parts.list.size(); ++i) weights.push_back(merge.weight(parts.list[i], i, parts.list, top));
     for (const double weight : weights) sum += weight;
-    for (const double share : p) keys_share += share;  // what a sink leaves: it joins after the merge
+    for (const double share : p) keys_share += share;  // share that a sink leaves to the keys: the sink joins after the merge
     const double with_sink = sum + std::exp(model.sink(row) - top.score);
     const double factor = !merge.divided ? 1 : merge.unit == Unit::score ? 1 / with_sink : keys_share / sum;
     for (std::size_t i = 0; i < p.size(); ++i) {

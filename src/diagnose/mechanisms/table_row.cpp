@@ -23,8 +23,8 @@ constexpr std::size_t kMostRequests = 24;
 
 using Map = std::map<std::int64_t, std::int64_t>;  // request -> row of block_table
 
-/// What a kernel does with an entry past the other request's pages, which names no page: it reads page 0, or counts from the end,
-/// as an index of Python does.
+/// Treatment of an entry past the other request's pages, which names no page: the kernel reads page 0, or counts from the end
+/// like a Python index.
 enum class Outside { first_page, from_the_end };
 
 /// `row` gives the request whose pages are read, -1 for the own one.
@@ -127,7 +127,7 @@ void propose_always(const Facts& f, Outside outside, Proposals& list) {
         [by, n = f.num_reqs](std::int64_t r) { return (r + by + n) % n; });
 }
 
-/// block_table flattened with another number of columns. What lies beyond its last entry is unknown: the own entry is kept there.
+/// Proposes block_table flattened with another number of columns. Memory after its last entry is unknown: the own entry is kept.
 void propose_widths(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
   std::set<std::int64_t> widths{8, 16, 32, 40, 64, 96, 128, 192, 256};

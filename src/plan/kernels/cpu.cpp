@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPU kernels: one for each instruction set. They differ in the width of vectors, the path for few rows, and scratch memory.
+// Rows of the CPU kernels, one for each instruction set: width of vectors, path for few rows, scratch memory.
 #include "plan/kernel.h"
 #include "plan/kernels/refusals.h"
 #include "plan/scratch.h"

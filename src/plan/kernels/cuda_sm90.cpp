@@ -10,6 +10,7 @@
 #include "plan/kernels/cuda_mma.h"
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
+#include "schedule/capacities.h"
 
 namespace quire::plan_detail {
 namespace {
@@ -33,7 +34,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   // Tiles of prefill hold whole groups.
   const std::int64_t widest = std::min(kSm90.sliced_rows, kSm90.prefill_rows / 2);
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
-  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // of a box, or a part of one
+  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // tokens of a TMA box, or of a part of one
   if (problem.page_size % tokens != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
@@ -111,7 +112,7 @@ DeviceList decode_tiles(const Plan& plan) {
   decode.kernel = rows::cuda_sm90;
   decode.role = Role::decode_wide;
   decode.tile_keys = kSm90.tile_keys;
-  if (plan.batch_invariant) {  // the same tiles for all rows of all plans
+  if (plan.batch_invariant) {  // all rows of all plans need the same tiles
     decode.tile_rows = wide;
     decode.max_rows = kMaxInt32;
     decode.split_keys = kSm90.split_keys;
@@ -133,9 +134,9 @@ DeviceList decode_tiles(const Plan& plan) {
 std::int64_t most_parts_of_segment(const Plan& plan) {
   constexpr std::int64_t kDimsAtOnce = 4 * 128;
   const std::int64_t rows = std::clamp<std::int64_t>(most_rows(plan), 1, kSm90.narrow_rows);
-  const std::int64_t rounds = ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
+  const std::int64_t rounds = schedule::ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
   const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
-  const auto tiles = static_cast<double>(ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
+  const auto tiles = static_cast<double>(schedule::ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
   return std::max(kSm90.many_parts,
                   static_cast<std::int64_t>(std::sqrt(tiles * kSm90.tile_by_part / static_cast<double>(rounds))));
 }
@@ -170,7 +171,6 @@ DeviceList prefill_tiles(const Plan& plan) {
   prefill.max_rows = kMaxInt32;
   prefill.num_blocks = std::max(2, plan.num_threads / 2 * 2);
   prefill.target_items = prefill.num_blocks / 2;
-  prefill.rounded_weights = true;
   return prefill;
 }
 
@@ -195,13 +195,14 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
 }
 
 constexpr Body kSm90Bodies[] = {
-    {.role = Role::decode, .name = "sm90_decode", .least_share = 1, .whole_share = kSm90.whole_share, .own_tiles_dim = 256},
-    {.role = Role::decode_wide, .name = "sm90_wide", .least_share = kSm90.wide_share, .own_tiles_dim = 256},
+    {.role = Role::decode, .name = "sm90_decode", .shares = kSm90.narrow_share, .own_tiles_dim = 256},
+    {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share, .own_tiles_dim = 256},
     {.role = Role::prefill,
      .name = "sm90_prefill",
      .blocks_per_unit = 2,
      .matrix_rows = kSm90.prefill_rows,
-     .own_tiles_dim = 256}};
+     .own_tiles_dim = 256,
+     .rounds_weights = true}};
 constexpr BodyCosts kSm90Costs[] = {
     {&kH200, Role::decode, false, 0, 3.28, 1.13, 0.556, 14.2, 20, 0.3, 1.2, 0.973},
     {&kH200, Role::decode, true, 0, 2.07, 2.64, 0.631, 34.2, 19.8, 0.291, 0.862, 0.898},

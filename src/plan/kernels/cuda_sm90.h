@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "schedule/shares.h"
+
 namespace quire::plan_detail {
 
 /// Sizes and limits of the Hopper kernels. Times and rates were measured on an H200 (docs/kernels/sm90_decode.md,
@@ -12,7 +14,7 @@ struct Sm90Tuning {
   // Decode.
   std::int64_t narrow_rows = 8;  ///< score rows of a narrow tile
   std::int64_t wide_groups = 2;  ///< warpgroups of a wide tile, wide_rows() score rows each
-  std::int64_t tile_keys = 64;
+  std::int64_t tile_keys = schedule::kShareTileKeys;
   /// Score rows of a request that decode takes beside a prefill kernel that rounds weights, which is faster from there on.
   std::int64_t rows_beside_prefill = 32;
   /// Score rows that decode takes, in slices of tiles, where there is no such prefill kernel.
@@ -20,10 +22,10 @@ struct Sm90Tuning {
   /// Keys of a part of batch_invariant plans. A part costs some 4 us beside its tiles, and a request of 8k keys with 8 KV heads
   /// is to be worked on by more than a few blocks.
   std::int64_t split_keys = 2048;
-  /// Key tiles in a share of wide tiles, at least (sm90/instance.h, kWideShare).
-  std::int64_t wide_share = 8;
-  /// A share of narrow tiles may grow by 1 / whole_share to be a whole number of segments (sm90/instance.h, kWholeShare).
-  std::int64_t whole_share = 34;
+  /// Shares of narrow tiles, and of wide ones. Smaller shares make more parts, and one warpgroup merges all parts of up to 32
+  /// rows of a wide tile, at some 1.5 us a part (measured on an H200).
+  schedule::Rounding<std::int32_t> narrow_share{.least = 1, .whole = 34};
+  schedule::Rounding<std::int32_t> wide_share{.least = 8, .whole = 0};
   /// Time of a narrow tile over the time that a merge takes for a part and four rows of 128 dims (1500 and 80 cycles).
   double tile_by_part = 19;
   std::int64_t many_parts = 32;  ///< parts of a segment (request and KV head) that there may be in any case

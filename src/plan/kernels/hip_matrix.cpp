@@ -10,7 +10,7 @@
 namespace quire::plan_detail {
 namespace {
 
-/// src/backend/gpu/matrix/sizes.h. Registers and 64 KiB of shared memory leave room for three blocks at head_dim 128
+/// src/backend/hip/matrix/sizes.h. Registers and 64 KiB of shared memory leave room for three blocks at head_dim 128
 /// (docs/kernels/amd_matrix.md); not measured.
 constexpr ShortAndTall kMatrixTiles = {.short_rows = 16, .tall_rows = 64, .tile_keys = 64, .blocks_per_unit = 3};
 

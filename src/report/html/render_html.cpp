@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the JSON of a verdict, a diagnosis or a bench run to a page: text from a file is checked, values of this process are not.
-// They are embedded so that no text in them can end the data block or begin a tag.
+// Renders the JSON of a verdict, a diagnosis or a bench run as a page: text from a file is checked, values of this process are
+// not. The JSON is embedded so that no text in it can end the data block or begin a tag.
 #include <algorithm>
 #include <map>
 #include <new>
@@ -44,8 +44,8 @@ int depth_of(std::string_view text) {
   return deepest;
 }
 
-/// JSON means the same with these characters escaped, and HTML finds neither a tag nor a comment in it. They occur in strings
-/// only.
+/// Escapes the characters that could form a tag or a comment in HTML. JSON keeps its meaning, because these characters occur in
+/// strings only.
 std::string escaped(const std::string& text) {
   std::string out;
   out.reserve(text.size() + text.size() / 16);

@@ -30,7 +30,7 @@ Json json_of(const std::vector<SoakCounts>& counts);
 /// Null for NaN and infinity, which JSON lacks.
 inline Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-/// In one line. Text may come from a foreign target or file: bytes that are not UTF-8 are replaced, never thrown at.
+/// Prints JSON in one line. Text may come from a foreign target or file: bytes that are not UTF-8 are replaced without a throw.
 inline std::string printed(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON of `quire bench` back into a report. Reports of earlier versions lack some keys; what a comparison needs is demanded.
+// Reads the JSON of `quire bench` back into a report. Reports of earlier versions lack some keys; keys for comparison are
+// required.
 #include <new>
 #include <utility>
 

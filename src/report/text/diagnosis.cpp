@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A diagnosis for a terminal: what is wrong, as a rule; which laws it breaks; the cause; what is refuted and by how much.
+// A diagnosis for a terminal: the wrong cells, as a rule; the broken laws; the cause; refuted suspects, with numbers.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -13,8 +13,8 @@ namespace quire {
 namespace {
 
 constexpr std::size_t kListedRequests = 8;
-constexpr std::size_t kSuspects = 5;      // that are listed where the cause is not known
-constexpr std::size_t kRefuted = 12;      // that are listed beside a cause
+constexpr std::size_t kSuspects = 5;      // suspects that are listed if the cause is not known
+constexpr std::size_t kRefuted = 12;      // refuted suspects that are listed beside a cause
 constexpr std::ptrdiff_t kFew = 2;        // causes as good as the named one, up to which their number is not printed
 constexpr double kLeastLikely = 0.5;      // share of the error from which a suspect that is not certain is called likely
 constexpr double kPrintedAsAll = 0.9995;  // share of the error that is printed as 100 %
@@ -56,7 +56,7 @@ constexpr const char* kNextAfterNaN =
     "NaN does not tell a read of what must not be read from a row that was never written; repeat with finite garbage in place "
     "of NaN (poisoned_cache does, in its second run)";
 
-/// Nothing is certain: the likely mechanism, or how little the best one explains.
+/// Adds the lines of an uncertain result: the likely mechanism, or how little the best one explains.
 void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
   if (own.front().explained >= kLeastLikely) {
     const Suspicion& best = own.front();

@@ -7,8 +7,8 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kRefutedRanks = 4;  // that are listed beside a cause
-constexpr std::size_t kOpenRanks = 8;     // that are listed where no cause is known
+constexpr std::size_t kRefutedRanks = 4;  // refuted suspects that are listed beside a cause
+constexpr std::size_t kOpenRanks = 8;     // open suspects that are listed if no cause is known
 
 std::string rank_line(std::string_view label, const std::string& text) { return formatted("{:<9}{}\n", label, text); }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass
 class View:
-    """What one request reads. H query heads, S keys, R rows."""
+    """View of one request's inputs. H query heads, S keys, R rows."""
     request: int
     q: np.ndarray           # [R, H, D]
     k: np.ndarray           # [S, KVH, D], dequantised

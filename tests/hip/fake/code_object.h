@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fake runtime reads of the code object that it is given: for which GPU, and what each kernel's metadata wants of a
-// launch (LLVM, "User Guide for AMDGPU Backend": ELF header flags, code object V5 metadata in a MessagePack note).
+// Reader of a code object for the fake runtime: its GPU, and the launch parameters in each kernel's metadata (LLVM, "User Guide
+// for AMDGPU Backend": ELF header flags, code object V5 metadata in a MessagePack note).
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fake runtime knows: devices, their memory, loaded modules, and what was given to streams and is not done yet.
+// State of the fake runtime: devices, their memory, loaded modules, and enqueued work of streams that is not done yet.
 //
-// Device memory lies between unmapped pages and cannot be touched at all but by what runs on the device, so a host that reads it,
-// or forgets to wait, is found. Nothing that is enqueued happens before somebody waits for its stream.
+// Device memory lies between unmapped pages, and only code on the device can access it: a host that reads it, or forgets to wait,
+// is found. Enqueued work runs only when the host waits for its stream.
 #pragma once
 
 #include <deque>
@@ -37,7 +37,7 @@ struct Allocation {
 };
 
 struct State {
-  std::vector<std::string> devices;  ///< as gcnArchName has them
+  std::vector<std::string> devices;  ///< architectures, spelled like gcnArchName
   std::string fails;                 ///< the function that does
   int current = 0;
   std::list<Allocation> memory;
@@ -48,7 +48,7 @@ struct State {
   std::uint64_t launches = 0;
   std::string dump_to;  ///< a folder for the code objects that are loaded, or nothing
   int last_error = 0;
-  std::string words;  ///< of the last error
+  std::string words;  ///< text of the last error
 
   State();
   const Allocation* find(const void* address) const;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much looking is allowed: a share of the engine's own time, spent as it is earned."""
+"""Budget of the audit's time: a share of the engine's own time, spent as it is earned."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Budget:
             self._credit[purse] = min(self._credit[purse] + part * self.share * took, self._limit(purse))
 
     def batch(self, kind: str, most: int, *more: str) -> int:
-        """How many units to do now: ``most`` once they fit, fewer only where so many never would; 0 while credit is saved up.
+        """Number of units to do now: ``most`` once they fit, fewer only if ``most`` never would; 0 while credit is saved up.
 
-        ``more``: kinds of work that each unit also needs. Units that are done together cost less than one by one: what they share is made
-        once, and stays in the processor's caches."""
+        ``more``: kinds of work that each unit also needs. Units done together cost less than one by one, because
+        shared work is done once and stays in the processor's caches."""
         if self.full or most == 0:
             return most
         purse, cost = _PURSE.get(kind, "layers"), sum(self._costs.get(k, 0.0) for k in (kind, *more))

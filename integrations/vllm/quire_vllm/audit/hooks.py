@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the audit sits in vLLM: around a worker's step, a backend's metadata builder, its cache write and its attention.
+"""Hooks of the audit in vLLM: around a worker's step, a backend's metadata builder, its cache write and its attention.
 
 Backends are wrapped through vLLM's registry, whose paths then name attributes of :mod:`quire_vllm.audit.wrapped`. An audited backend
 takes no part in full CUDA graphs, in which no Python runs; vLLM then replays the model in pieces around it.
@@ -202,7 +202,7 @@ def _known(a: Auditor, impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: tor
 
 
 def _spec(impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype) -> fp64.Layer:
-    """What the layer was made for: read from vLLM's layer and from the arguments that every backend keeps."""
+    """Specification of a layer, read from vLLM's layer and from the arguments that every backend keeps."""
     window, cap, slopes, sinks = (getattr(impl, name, None) for name in ("sliding_window", "logits_soft_cap", "alibi_slopes", "sinks"))
     if hasattr(impl, "call"):  # Quire's own
         window, cap, slopes = impl.call.window, impl.call.cap, impl.call.slopes

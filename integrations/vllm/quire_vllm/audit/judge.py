@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a look at a layer finds, and what is told: tokens that were just written, slots that nobody should have written, values that are not
+"""Findings of a look at a layer, and their messages: tokens just written, slots that no one should have written, values that are not
 finite, rows against fp64. :mod:`quire_vllm.audit.watch` decides which of these looks a step takes. No vLLM is imported here.
 """
 

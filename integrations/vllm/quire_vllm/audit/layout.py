@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a backend keeps K and V, found by writing: every layout of every backend can be read, and none is assumed.
+"""Layout of K and V in a backend, found by writing: every layout of every backend can be read, and none is assumed.
 
-The backend's own writer stores rows of ones and twos that spell the number of each element in binary. What comes back says which
+The backend's own writer stores rows of ones and twos that spell the number of each element in binary. The stored values tell which
 element of a page is which (K or V, token, KV head, dim).
 """
 

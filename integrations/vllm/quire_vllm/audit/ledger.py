@@ -57,7 +57,7 @@ class Ledger:
         return (given[:, None] * self.ratio + np.arange(self.ratio)).reshape(-1)[:count]
 
     def slots(self, request: Request, group: int, begin: int, end: int) -> np.ndarray:
-        """Where the scheduler wants positions [begin, end)."""
+        """Slots in which the scheduler wants positions [begin, end)."""
         if end <= begin:
             return np.empty(0, np.int64)
         pages = self.pages(request, group, -(-end // self.page_size))
@@ -65,7 +65,7 @@ class Ledger:
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def slot(self, request: Request, group: int, position: int) -> int:
-        """Where the scheduler wants one position."""
+        """Slot in which the scheduler wants one position."""
         page, offset = divmod(position, self.page_size)
         given, part = divmod(page, self.ratio)
         return (request.pages[group][given] * self.ratio + part) * self.page_size + offset

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every slot of a layer holds: a digest of its K and V, or a copy. A slot that changes although nobody wrote it was overwritten."""
+"""Contents of every slot of a layer: a digest of its K and V, or a copy. A slot that changes without a recorded write was overwritten."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Memory:
         return wrong
 
     def before(self, slot: int) -> torch.Tensor | None:
-        """What a slot held when it was last looked at; None without copies. Ask before :meth:`changed` replaces it."""
+        """Contents of a slot at the last look; None without copies. Call it before :meth:`changed` replaces the copy."""
         return None if self.rows is None else self.rows[slot].clone()
 
     def _keep(self, slots: np.ndarray, versions: np.ndarray, rows: torch.Tensor, digests: np.ndarray) -> None:

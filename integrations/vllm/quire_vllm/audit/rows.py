@@ -19,7 +19,7 @@ _FP8_STEPS = 1  # a cache write that truncates ends one representable number fro
 
 @dataclasses.dataclass
 class Layer:
-    """What a layer's attention should compute. ``cache_dtype``: Quire's type of raw uint8 caches."""
+    """Attention that a layer should compute. ``cache_dtype``: Quire's type of raw uint8 caches."""
 
     num_q_heads: int
     num_kv_heads: int

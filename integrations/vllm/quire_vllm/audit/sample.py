@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step looks at in one KV cache group: slots and tokens, chosen once and read in every layer that is visited."""
+"""Sample of a step in one KV cache group: slots and tokens, chosen once and read in every layer that is visited."""
 
 from __future__ import annotations
 

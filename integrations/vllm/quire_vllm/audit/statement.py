@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler said: which request owns which pages, and how many of its tokens are computed. Read from its messages alone.
+"""Statement of the scheduler: the pages of each request and its number of computed tokens, read from the scheduler's messages alone.
 
 The tables that reach attention are built by other code from the same messages, so that the two can be compared.
 """

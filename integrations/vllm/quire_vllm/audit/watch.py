@@ -98,7 +98,7 @@ class Auditor:
         report.write(_REPORT_SECONDS)
 
     def _take_turns(self) -> None:
-        """What has its turn in this step: values, rows of tables, and the next layers, in turn for their memory and for rows."""
+        """Chooses the work of this step: values, rows of tables, and the next layers, in turn for their memory and for rows."""
         names = list(self.layers)
         self._last = names[-1] if names else ""
         self._values_turn = self.budget.full or self.statement.step % _VALUES_EVERY == 0
@@ -114,8 +114,8 @@ class Auditor:
             self._visits += some
 
     def _choose_requests(self) -> None:
-        """Those whose output of the step before was not finite. One that this step does not schedule (it has ended, or was preempted) is
-        traced at once: its pages may get new owners, who have written nothing yet."""
+        """Chooses requests whose output of the step before was not finite. A request that this step does not schedule
+        (ended or preempted) is traced at once: its pages may get new owners, who have written nothing yet."""
         broken = sorted(self.values.read(), key=lambda request: request.name)
         scheduled = {request.number for request in self.statement.scheduled}
         self._hunted = {request.name for request in broken if request.number in scheduled}
@@ -195,7 +195,7 @@ class Auditor:
             return None
 
     def see_written(self, layer: Watched, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, tables: Tables) -> None:
-        """What the cache holds right behind a write, before attention: some tokens of this step's requests."""
+        """Looks at the cache right after a write, before attention: some tokens of this step's requests."""
         if layer.layout is None or (self._rows_turn and not self._everything):
             return
         begun = self.budget.now()
@@ -205,7 +205,7 @@ class Auditor:
         self._written_seconds = self.budget.now() - begun  # paid with the visit
 
     def _sample(self, what: str, layer: Watched, tables: Tables) -> Any:
-        """What this step looks at in layers of that group and window: Held, Written, or for "rows" rows of the tables; None if there is none."""
+        """Sample of this step for layers of that group and window: Held, Written, or, for "rows", table rows; None if there is none."""
         key = layer.group, layer.spec.window, what
         if key not in self._samples:
             first = 0 if self._everything or not tables.rows else int(self._random.integers(len(tables.rows)))

@@ -80,18 +80,17 @@ struct AmxItem {
     const std::int64_t operands = kTileKeys / kTileRows * (dims / kVectorDims);
     prefetch_places = stacked ? operands : 2 * operands + (few ? (1 + kParts) * operands : kTileKeys / kTileRows);
   }
-  std::int64_t kv_head() const { return QUIRE_PLANTED(kv_head_always_zero) ? 0 : view.item.kv_head; }
+  std::int64_t kv_head() const { return view.item.kv_head; }
 };
 
 /// Queries as rows of bf16, [padded rows][dims], zero where there is none; packed as well if they are few.
 inline void load_amx_queries(const AmxItem& v) {
   const AttendArgs& a = v.args;
-  const RowStager stager(a.query, a.head_dim, v.dims);
+  const RowStager stager(a.query, a.query.dims, v.dims);
   for (std::int64_t m = 0; m < plan_detail::amx_padded_rows(v.num_rows); ++m) {
     const std::uint8_t* from = nullptr;
     if (m < v.num_rows)
-      from = static_cast<const std::uint8_t*>(a.query.data) +
-             2 * a.query.strides.row(0, v.view.head(m), QUIRE_PLANTED(query_of_first_row) ? v.view.first_token : v.view.token(m));
+      from = static_cast<const std::uint8_t*>(a.query.data) + 2 * a.query.strides.row(0, v.view.head(m), v.view.token(m));
     stager.stage(from, reinterpret_cast<std::uint16_t*>(v.query + 2 * m * v.dims));
   }
   if (!v.few) return;
@@ -244,10 +243,11 @@ inline void add_non_finite(AmxItem& v, const TileRows& tile, std::int64_t tile_b
 }
 
 /// The factors of a tile's keys: scales belong to cached tokens only.
-inline KeyFactors factors_of(AmxItem& v, const TileRows& tile) {
+template <class T>
+KeyFactors factors_of(AmxItem& v, const TileRows& tile) {
   if (v.k_scale == 1.0f && v.v_scale == 1.0f) return {};
   for (std::int64_t j = 0; j < kTileKeys; ++j) {
-    const bool scaled = j < tile.fresh || QUIRE_PLANTED(scales_on_new_rows);
+    const bool scaled = T::Faults::is_scaled(j >= tile.fresh);
     v.k_factors[j] = scaled ? v.k_scale : 1.0f;
     v.v_factors[j] = scaled ? v.v_scale : 1.0f;
   }
@@ -260,14 +260,15 @@ inline void scale_row(float* acc, std::int64_t dims, float factor) {
 }
 
 /// Weights of rows [m, m + count) of the tile; rescales their accumulators.
-inline void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int64_t tile_begin, TileKeys tile, ChunkRange chunks,
-                       const KeyFactors& factors) {
+template <class T>
+void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int64_t tile_begin, TileKeys tile, ChunkRange chunks,
+                const KeyFactors& factors) {
   constexpr std::int64_t kRowWords = kTileKeys / 2;
   TileKeys keys[kBlockRows];
   float maxima[kBlockRows], scales[kBlockRows];
   // All maxima first: what each of them waits for hides behind the other rows.
   for (std::int64_t r = 0; r < count; ++r) {
-    const RowScore row{v.args.score, v.view.slope(m + r), tile_begin - v.view.alibi_origin(m + r)};
+    const RowScore row{v.args.score, v.view.slope(m + r), tile_begin - T::Faults::alibi_origin(v.view, m + r)};
     keys[r] = v.view.keys(m + r, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
     const bool whole = keys[r].begin == 0 && keys[r].end == kTileKeys && plain_scores(row, factors.k);
     scales[r] = whole ? v.args.score.scale : 1.0f;
@@ -281,8 +282,8 @@ inline void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int6
     const auto weigh = [&](const auto& out) {
       return weigh_row(v.scores + r * kTileKeys, scales[r], maxima[r], keys[r], chunks, factors.v, v.states[m + r], out);
     };
-    const float correction =
-        v.stacked ? weigh(placed_weights(v, m + r)) : weigh(WeightRow{v.weights + r * kRowWords, kBlockRows * kRowWords});
+    const float correction = T::Faults::correction(
+        v.stacked ? weigh(placed_weights(v, m + r)) : weigh(WeightRow{v.weights + r * kRowWords, kBlockRows * kRowWords}));
     if (v.stacked) v.prefetch.step(2);
     if (correction == 1.0f) continue;
     for (std::int64_t at = m + r; at < v.acc_rows; at += v.num_rows) scale_row(v.acc + at * v.dims, v.dims, correction);
@@ -309,10 +310,9 @@ void absorb_stacked_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_beg
   if (seen.empty()) return;
   const ChunkRange chunks = chunks_of(seen);
   score_few_rows<T>(v, tile, chunks);
-  weigh_rows(v, 0, v.num_rows, tile_begin, {tile.begin, tile.end}, chunks, factors_of(v, tile));
+  weigh_rows<T>(v, 0, v.num_rows, tile_begin, {tile.begin, tile.end}, chunks, factors_of<T>(v, tile));
   KeyBlock values[kTileKeys / kBlockKeys];
-  const bool stale = QUIRE_PLANTED(stale_value_tile) && tile_begin != 0;
-  place_values(v, stale ? v.tiles[tile_begin / kTileKeys % 2 ^ 1] : tile, chunks, values);
+  place_values(v, tile, chunks, values);
   v.prefetch.rest();
   if (v.next != nullptr) v.prefetch = RowPrefetch(v.next->k, nullptr, v.prefetch_bytes, v.prefetch_places);
   accumulate_placed_rows<T>(v.acc, v.dims, v.weights, values, chunks, [&] { v.prefetch.step(); });
@@ -326,9 +326,9 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
   const TileKeys seen{tile.begin, tile.end};
   const ChunkRange all = chunks_of(seen);
   if (!v.few) pack_keys(v, tile, all);
-  const bool finite = QUIRE_PLANTED(stale_value_tile) && tile_begin != 0 ? true : pack_tile_values(v, tile, all);
-  if (!finite && !QUIRE_PLANTED(masked_keys_multiplied)) take_out_non_finite(v, all);
-  const KeyFactors factors = factors_of(v, tile);
+  const bool finite = T::Faults::is_finite(pack_tile_values(v, tile, all));
+  if (!finite) take_out_non_finite(v, all);
+  const KeyFactors factors = factors_of<T>(v, tile);
 
   for (std::int64_t m = 0; m < v.num_rows; m += kBlockRows) {
     const std::int64_t count = v.num_rows - m < kBlockRows ? v.num_rows - m : kBlockRows;
@@ -348,7 +348,7 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
                                                       kTileKeys);
       }
     }
-    weigh_rows(v, m, count, tile_begin, seen, chunks, factors);
+    weigh_rows<T>(v, m, count, tile_begin, seen, chunks, factors);
     WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, chunks};
     if (v.few)
       accumulate_rows<T, 1>(v.acc, v.dims, weights, v.v_panel, [&] { v.prefetch.step(); });
@@ -363,10 +363,9 @@ void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) 
 /// Keys [begin, end) from scratch. Their first tile's rows are in v.tiles; afterwards those of the tile that follows are.
 template <class T>
 void absorb_amx_keys(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
-  if (QUIRE_PLANTED(partial_key_tile_skipped) && end / kTileKeys * kTileKeys > begin) end = end / kTileKeys * kTileKeys;
-  for (std::int64_t i = 0; i < v.acc_rows * v.dims && !QUIRE_PLANTED(stale_accumulator); i += 16)
-    Avx512Simd::store(v.acc + i, Avx512Simd::set1(0.0f));
-  for (std::int64_t m = 0; m < v.num_rows && !QUIRE_PLANTED(stale_accumulator); ++m) v.states[m] = SoftmaxState{};
+  for (std::int64_t i = 0; i < v.acc_rows * v.dims; i += 16)
+    Avx512Simd::store(v.acc + i, T::Faults::at_start(Avx512Simd::load(v.acc + i)));
+  for (std::int64_t m = 0; m < v.num_rows; ++m) v.states[m] = T::Faults::at_start(v.states[m]);
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t next = (at / kTileKeys + 1) * kTileKeys;
     const std::int64_t stop = next < end ? next : end;
@@ -401,7 +400,7 @@ inline bool accumulators_finite(const AmxItem& v) {
 template <class T>
 void absorb_amx_segment(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
   absorb_amx_keys<T>(v, begin, end, item_end);
-  if (!v.stacked || accumulators_finite(v) || QUIRE_PLANTED(masked_keys_multiplied)) return;
+  if (!v.stacked || T::Faults::is_finite(accumulators_finite(v))) return;
   // An element of V that is not finite may have met rows that do not see it, and its neighbour: again, with care.
   const std::int64_t stop = (begin / kTileKeys + 1) * kTileKeys;
   find_tile_rows(v.tiles[begin / kTileKeys % 2], v.args, v.view.item.req, v.kv_head(), begin, stop < item_end ? stop : item_end);
@@ -460,14 +459,12 @@ std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float
   for (std::int64_t at = item.key_begin; at < item.key_end;) {
     const std::int64_t next = (at / args.split_keys + 1) * args.split_keys;
     const std::int64_t stop = next < item.key_end ? next : item.key_end;
-    if (QUIRE_PLANTED(last_split_dropped) && at != item.key_begin && stop == item.key_end) break;
     absorb_amx_segment<T>(v, at, stop, item.key_end);
     for (std::int64_t m = 0; m < v.num_rows; ++m)
-      fold_row<Avx512Simd>(v.total + m * v.dims, v.totals[m], segment_row(v, m), v.states[m], v.dims);
+      fold_row<Avx512Simd, typename T::Faults>(v.total + m * v.dims, v.totals[m], segment_row(v, m), v.states[m], v.dims);
     at = stop;
   }
   T::release();
-  if (QUIRE_PLANTED(decode_rows_not_written) && args.reqs[item.req].query_len == 1) return v.num_rows;
   for (std::int64_t m = 0; m < v.num_rows; ++m)
     finish_row<Avx512Simd>(args, v.view.token(m), v.view.head(m), v.total + m * v.dims, v.totals[m]);
   return v.num_rows;

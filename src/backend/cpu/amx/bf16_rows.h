@@ -11,7 +11,6 @@
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/fp8_words.h"
 #include "backend/cpu/packed_rows.h"
-#include "backend/cpu/planted.h"
 #include "backend/cpu/simd_avx512.h"
 
 namespace quire::cpu {
@@ -39,7 +38,7 @@ class RowStager {
   }
   /// One row at `from`; null: a row of zeros.
   void stage(const std::uint8_t* from, std::uint16_t* to) const {
-    if (from == nullptr) return QUIRE_PLANTED(masked_keys_multiplied) ? void() : clear(to, 0);
+    if (from == nullptr) return clear(to, 0);
     const bool fp8 = source_.fp8_bf16 != nullptr;
     if (contiguous_ && !fp8) return stage_words(from, to);
     if (pieces_ && !fp8) return stage_pieces(from, to);

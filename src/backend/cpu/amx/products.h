@@ -34,7 +34,6 @@ void score_chunk(const std::uint8_t* q, std::int64_t dims, const std::uint8_t* k
   for (int b = 0; b < 2; ++b, k += block_bytes, scores += kTileRows) {
     unroll<kRowTiles>([](auto c) { T::template zero<c.kValue>(); });
     for (std::int64_t d = 0; d < dims; d += kVectorDims) {
-      if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
       T::template load<6>(k + d / kVectorDims * kTileBytes, 64);
       unroll<kRowTiles>([&](auto r) {
         T::template load<4>(q + r.kValue * kTileRows * 2 * dims + 2 * d, 2 * dims);
@@ -59,7 +58,6 @@ template <class T, class F>
 void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::int64_t dims, float* out, F&& between) {
   unroll<2>([](auto c) { T::template zero<c.kValue>(); });
   for (std::int64_t d = 0; d < dims; d += kVectorDims) {
-    if (QUIRE_PLANTED(query_tail_dims_dropped) && d + kVectorDims >= dims) break;
     T::template load<6>(q_panel + d / kVectorDims * kTileBytes, 64);
     unroll<2>([&](auto c) {
       T::template load<4>(blocks[c.kValue].from + 2 * d, blocks[c.kValue].stride);

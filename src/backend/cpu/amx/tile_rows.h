@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
-#include "backend/cpu/planted.h"
 
 namespace quire::cpu {
 namespace {
@@ -49,11 +48,9 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
   const std::int64_t size = itemsize(a.cache_k.dtype);
   const std::int64_t k_step = a.cache_k.strides.token * size;
   const std::int64_t v_step = a.cache_v.strides.token * size;
-  const semantics::IndexView pages = semantics::index_row(a.block_table, QUIRE_PLANTED(table_row_of_first_request) ? 0 : req);
+  const semantics::IndexView pages = semantics::index_row(a.block_table, req);
   semantics::for_each_page_run(pages, a.page_size, begin, cached_end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                 if (QUIRE_PLANTED(pages_shifted_by_one) && position >= a.page_size)
-                                   page = pages[position / a.page_size - 1];
                                  const std::uint8_t* k = k_data + a.cache_k.strides.row(page, kv_head, offset) * size;
                                  const std::uint8_t* v = v_data + a.cache_v.strides.row(page, kv_head, offset) * size;
                                  spaced_rows(k, k_step, count, rows.k + position - tile_begin);

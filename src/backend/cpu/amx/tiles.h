@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/faults.h"
+
 namespace quire::cpu {
 namespace {
 
@@ -28,6 +30,7 @@ struct alignas(64) TileConfig {
 
 /// The instructions themselves. `kTile` is a tile register, `stride` is in bytes.
 struct HardwareTiles {
+  using Faults = NoFaults;
   /// C and A tiles have `rows` rows (1 to 16), B tiles have 16.
   static void configure(std::int64_t rows) {
     TileConfig config;

@@ -13,7 +13,6 @@
 
 #include "backend/cpu/amx/tile_rows.h"
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/planted.h"
 #include "backend/cpu/simd_avx512.h"
 #include "semantics/score.h"
 
@@ -153,7 +152,7 @@ float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, C
     if (any_nan(dots, chunks)) state = {0.0f, NAN};
     return 1.0f;
   }
-  constexpr float kLog2e = 1.44269504088896341f;
+  using semantics::kLog2e;
   const __m512 minus_max = V::set1(-max * kLog2e);
   __m512 sum[2] = {V::set1(0.0f), V::set1(0.0f)};
   for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
@@ -168,7 +167,7 @@ float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, C
   }
   const float correction = state.max == max ? 1.0f : expf(state.max - max);
   state = {max, state.sum * correction + V::reduce_add(V::add(sum[0], sum[1]))};
-  return QUIRE_PLANTED(maximum_not_rescaled) ? 1.0f : correction;
+  return correction;
 }
 
 }  // namespace

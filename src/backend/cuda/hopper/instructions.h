@@ -45,7 +45,7 @@ __device__ inline void wait(Barrier* barrier, std::uint32_t parity) {
 }
 
 constexpr std::uint16_t kBoth = 3;                            ///< blocks of a cluster of two
-constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  ///< what createpolicy.fractional.L2::evict_first returns for 1.0
+constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;  ///< result of createpolicy.fractional.L2::evict_first for 1.0
 
 /// A box of a 4-dimensional tensor to shared memory; counts its bytes on `barrier`.
 __device__ inline void copy_box(void* shared, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
@@ -101,7 +101,7 @@ __device__ inline void write_box(const CUtensorMap* map, int c0, int c1, int c2,
 __device__ inline void commit_writes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until this thread's writes have read their shared memory.
 __device__ inline void await_reads_of_writes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-/// This thread's writes are done.
+/// Waits until this thread's writes are done.
 __device__ inline void await_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 /// Four 8x8 matrices of 16 bits, of which each thread has a pair (row lane / 4, columns 2 (lane % 4) and the next); lane l says
@@ -119,7 +119,7 @@ __device__ inline int rank_in_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/// All threads of the cluster.
+/// Barrier of all threads of the cluster.
 __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -150,8 +150,8 @@ __device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::
 /// order of all such fences), and takes longer.
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/// Adds 1, or begins at 0 again where `last` is reached, and returns what was there; what others wrote before they counted, and a
-/// fence before that, is seen after it.
+/// Adds 1, or returns to 0 where `last` is reached, and returns the value before. Writes of other threads before their count,
+/// with a fence between, are visible afterwards.
 __device__ inline std::int32_t count(std::int32_t* counter, std::int32_t last) {
   std::int32_t before;
   asm volatile("atom.acquire.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
@@ -172,7 +172,7 @@ __device__ inline void named_barrier() {
 /// Barrier `id` among `threads` threads: arrive and wait, or arrive alone.
 __device__ inline void sync_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ inline void arrive_at(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-/// True in all threads if `mine` is true in all.
+/// Returns, in all threads, whether `mine` is true in all.
 __device__ inline bool all_at(int id, int threads, bool mine) {
   int all;
   asm volatile(

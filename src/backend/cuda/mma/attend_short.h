@@ -178,7 +178,7 @@ struct Short {
       fold_values(s, rows, context, tile, RowValues<kDim>(tile.v));
   }
 
-  /// Which tile goes to which warp depends on its position alone.
+  /// Folds the segment's tiles. The position of a tile alone decides which warp folds it.
   __device__ void run_segment(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query) const {
     const Segment segment = shared.segment;
     if (segment.begin >= segment.end) return;
@@ -210,7 +210,7 @@ struct Short {
     scale_values(rows, segment.v_scale);
   }
 
-  /// This step's rows beside an fp8 cache: already 16-bit, one tile at a time.
+  /// Folds this step's rows beside an fp8 cache, which are 16-bit already, one tile at a time.
   __device__ void run_fresh(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query,
                             const Segment& segment, int first, int end) const {
     Tile16& to = shared.loop.tiles[kConvert ? threadIdx.x / 32 : 0];

@@ -46,7 +46,7 @@ struct Tall {
 
   const gpu::AttendArgs& a;
   Shared& shared;
-  const Item& item;  ///< in shared memory, as registers are for accumulators
+  const Item& item;  ///< in shared memory, because accumulators need the registers
   Source source;
   bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
@@ -199,7 +199,7 @@ struct Tall {
     scale_values(rows, segment.v_scale);
   }
 
-  /// This step's rows beside an fp8 cache: already 16-bit, one tile at a time.
+  /// Folds this step's rows beside an fp8 cache, which are 16-bit already, one tile at a time.
   __device__ void run_fresh(Rows<kM, kDim>& rows, const RowContext& context) const {
     const Segment& segment = shared.segment;
     const bool blocks = source.by_blocks();

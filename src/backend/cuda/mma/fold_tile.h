@@ -12,6 +12,7 @@
 #include "backend/cuda/tile/logits.h"
 #include "backend/cuda/tile/pitch.h"
 #include "backend/cuda/tile/rows.h"
+#include "semantics/softmax_state.h"
 
 namespace quire::cuda::mma {
 
@@ -164,8 +165,8 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       for (int i = 0; i < kKeys / 8; ++i) top = fmaxf(top, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float base = top == -INFINITY ? 0.0f : top;  // nothing seen yet: every weight below becomes 0
-      rescale[m][h] = ptx::exp2_approx(rows.max[m][h] - base);
+      const float base = semantics::base_of(top);
+      rescale[m][h] = semantics::weight_in<ptx::Exp2>(rows.max[m][h], top);
       moved |= rows.max[m][h] != top;
       rows.max[m][h] = top;
       float sum = 0.0f;

@@ -11,7 +11,7 @@
 
 namespace quire::cuda::mma {
 
-/// How one call is launched.
+/// Launch parameters of one call.
 struct Launch {
   unsigned blocks;
   bool whole_chunks;  ///< rows of query, cache, key and value are aligned runs of 16-byte chunks

@@ -2,13 +2,13 @@
 // Tiles of packed caches (K [pages, kv_heads, head_dim / x, page_size, x] with x of 16 bytes, V [pages, kv_heads, head_dim,
 // page_size]) whose page is a multiple of 8.
 //
-// Keys: 8 tokens x 16 bytes are 128 neighbouring bytes of the cache, and become rows of dims as those of other layouts do.
+// Keys: 8 tokens x 16 bytes are 128 neighbouring bytes of the cache, and become rows of dims, as in other layouts.
 //
-// Values: 8 tokens of a dim are neighbours. They stay so: a tile has a row for each dim, which ldmatrix hands out as the operand
-// of the second product without a transposition.
+// Values: 8 tokens of a dim are neighbours in the cache and in the tile. A tile has a row for each dim, which ldmatrix loads as
+// the operand of the second product without a transposition.
 //
-// This step's rows are rows of dims. A tile without a cached key is one of rows; in a tile that has both, rows of values are
-// put in their columns once the copies are there (patch()).
+// This step's rows are rows of dims. A tile without cached keys keeps rows of dims. In a tile with cached keys and new rows,
+// patch() writes the new values into their columns once the copies are complete.
 #pragma once
 
 #include "backend/cuda/mma/tile_source.h"
@@ -16,8 +16,8 @@
 
 namespace quire::cuda::mma {
 
-/// How values lie in a tile of kKeys tokens: rows of kKeys elements, one a dim. Pieces of 8 tokens are swapped by the row, so
-/// that the eight rows of an ldmatrix phase fall into eight groups of banks.
+/// Swizzle of values in a tile of kKeys tokens: rows of kKeys elements, one per dim. Pieces of 8 tokens are swapped by the row,
+/// so that the eight rows of an ldmatrix phase fall into eight groups of banks.
 template <int kKeys>
 struct DimRows {
   static constexpr int kEights = kKeys / 8;
@@ -55,7 +55,7 @@ struct PackedSource : TileSource<kCacheBytes> {
   using Base = TileSource<kCacheBytes>;
   using Base::a, Base::item;
   static constexpr bool kPacked = true;
-  static constexpr int kBlockKeys = 8;  ///< that share a page
+  static constexpr int kBlockKeys = 8;  ///< keys of a block, which share a page
   static constexpr int kUnrolled = 2;
 
   __device__ bool by_blocks() const { return true; }
@@ -113,12 +113,12 @@ struct PackedSource : TileSource<kCacheBytes> {
     }
   }
 
-  /// The copies bring tokens that nobody sees, or that are not there yet, and no rows of `value`.
+  /// Whether the tile needs patch(): its copies bring tokens that no row sees or that are not cached, and no rows of `value`.
   template <int kKeys>
   __device__ bool needs_patch(int first, int begin, int end) const {
     return first < begin || first + kKeys > min(end, item.lengths.cached_len);
   }
-  /// This step's values and zeros in the columns of tokens that are not cached ones of the segment; the copies are there.
+  /// Writes this step's values, and zeros, into the columns of tokens that are not cached in the segment. Copies are complete.
   template <int kDim, int kKeys, int kThreads>
   __device__ void patch(std::uint16_t* values, int first, int begin, int end, int thread) const {
     constexpr int kChunks = kDim / 8;
@@ -141,7 +141,7 @@ struct PackedSource : TileSource<kCacheBytes> {
 /// Rows of kKeys codes, one a dim and without a gap, to a tile of 16-bit values; by threads 0 .. kThreads - 1 of a group.
 template <typename T, int kDim, int kKeys, int kThreads>
 __device__ inline void convert_dim_rows(std::uint16_t* tile, const Byte* codes, bool e4m3, int thread) {
-  constexpr int kChunks = kKeys / 16;  // of a row
+  constexpr int kChunks = kKeys / 16;  // chunks of a row
 #pragma unroll
   for (int i = 0; i < kDim * kChunks; i += kThreads) {
     const int at = i + thread, dim = at / kChunks, eight = at % kChunks * 2;

@@ -57,7 +57,7 @@ __device__ inline void sum_over_columns(Rows<kM, kDim>& rows) {
     }
 }
 
-/// No accumulator of this thread is infinite or NaN.
+/// Whether no accumulator of this thread is infinite or NaN.
 template <int kM, int kDim>
 __device__ inline bool all_finite(const Rows<kM, kDim>& rows) {
   float zero = 0.0f;  // x * 0 is NaN for every such x

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a key tile come from, and how they get into shared memory: the paged cache for positions below cached_len,
-// this step's `key` and `value` above. Positions outside the segment become zeros and are never read.
+// Copies of the rows of a key tile to shared memory: from the paged cache for positions below cached_len, from this step's `key`
+// and `value` above. Positions outside the segment become zeros and are never read.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ using Byte = unsigned char;
 struct RowAddress {
   const Byte* k = nullptr;
   const Byte* v = nullptr;
-  bool fresh = false;  ///< from `key` and `value`, whose strides and type differ from the cache's
+  bool fresh = false;  ///< the row is in `key` and `value`, whose strides and type differ from the cache's
 };
 
 /// Element offsets of 16 aligned cached keys that share a page.
@@ -34,7 +34,7 @@ struct TileSource {
   const Item& item;
   bool whole_chunks;
   static constexpr bool kPacked = false;
-  static constexpr int kBlockKeys = 16;  ///< of block()
+  static constexpr int kBlockKeys = 16;  ///< keys of block()
 
   __device__ std::int64_t page(int position) const {
     const gpu::BlockTable& t = a.block_table;
@@ -46,7 +46,7 @@ struct TileSource {
   /// 16 aligned keys never straddle pages, and every row is aligned 16-byte chunks.
   __device__ bool by_blocks() const { return whole_chunks && a.page_size % 16 == 0; }
 
-  /// Of the block that begins at `position`, if the segment [begin, end) has cached keys of it.
+  /// Offsets of the block that begins at `position`, if the segment [begin, end) has cached keys of that block.
   __device__ BlockOffsets block(int position, int begin, int end) const {
     if (position + 15 < begin || position >= min(end, item.lengths.cached_len)) return {};
     const std::int64_t id = page(position), offset = position % a.page_size;

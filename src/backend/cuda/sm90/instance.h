@@ -7,23 +7,19 @@
 
 #include <cstdint>
 
+#include "backend/cuda/turn.h"
 #include "backend/gpu/args.h"
+#include "schedule/shares.h"
 
 namespace quire::cuda::sm90 {
 
 using Byte = unsigned char;
 
-constexpr int kTileKeys = 64;
+constexpr int kTileKeys = schedule::kShareTileKeys;
 constexpr int kPackedKeys = 8;     ///< tokens of a core matrix of packed keys
 constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at least
-/// The least number of tiles in a block's share of wide tiles. Smaller shares make more parts, and one warpgroup merges all parts
-/// of up to 32 rows, at some 1.5 us a part (measured on an H200).
-constexpr int kWideShare = 8;
-/// For narrow tiles, whole_share() (decode/scheduler.h) may lengthen a share by at most 1 / kWholeShare of its length, 3 %, so
-/// that a share is a whole number of segments, or a segment a whole number of shares.
-constexpr int kWholeShare = 34;
-constexpr int kFewRequests = 64;  ///< that one warp counts
-constexpr int kRowEntries = 960;  ///< of the row of tiles that a block counts in shared memory
+constexpr int kFewRequests = 64;   ///< that one warp counts
+constexpr int kRowEntries = 960;   ///< of the row of tiles that a block counts in shared memory
 
 // Constants of prefill/.
 constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys
@@ -31,6 +27,14 @@ constexpr int kPrefillGroups = 2;                                               
 constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                           ///< score rows of a block's part of a tile
 constexpr int prefill_keys(int head_dim) { return head_dim == 256 ? 64 : 128; }  ///< of a tile
 constexpr int kFreshTokens = 64;                                                 ///< that a box of this step's rows holds
+
+/// What a Hopper kernel is given: what every GPU kernel is given, and what no other kernel asks.
+struct HopperArgs {
+  gpu::AttendArgs common;
+  Turn turn = Turn::alone;
+  bool plain_lengths = false;  ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
+  bool plain_table = false;    ///< so are the entries of a row of the block table
+};
 
 /// Boxes of the two caches: 64 dims of 16 bits or up to 128 of 8, x box_tokens tokens of one head and page, swizzled by their
 /// width; of packed caches all dims, as packed_layout.h has them.
@@ -50,15 +54,16 @@ struct PrefillMaps {
   CUtensorMap output;
 };
 
-/// decode/instances.cu: the requests of args.work's rows, by `blocks` blocks.
-cudaError_t launch_decode(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
+/// decode/instances.cu: the requests of args.common.work's rows, by `blocks` blocks.
+cudaError_t launch_decode(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
 /// decode/instances_packed.cu: the same for packed caches.
-cudaError_t launch_decode_packed(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
-/// prefill/instances.cu and, for fp8 caches, prefill/instances_fp8.cu: the items of args.work, by pairs of `blocks` blocks.
-cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
-cudaError_t launch_prefill_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+cudaError_t launch_decode_packed(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
+/// prefill/instances.cu and, for fp8 caches, prefill/instances_fp8.cu: the items of args.common.work, by pairs of `blocks`
+/// blocks.
+cudaError_t launch_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+cudaError_t launch_prefill_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 /// prefill/instances_packed.cu and prefill/instances_packed_fp8.cu: the same for packed caches.
-cudaError_t launch_prefill_packed(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
-cudaError_t launch_prefill_packed_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+cudaError_t launch_prefill_packed(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+cudaError_t launch_prefill_packed_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 
 }  // namespace quire::cuda::sm90

@@ -14,7 +14,6 @@ namespace sm90 {
 namespace {
 
 constexpr plan_detail::Sm90Tuning kTuning = plan_detail::kSm90;
-static_assert(kTuning.tile_keys == kTileKeys && kTuning.wide_share == kWideShare && kTuning.whole_share == kWholeShare);
 static_assert(kTuning.prefill_rows == kPair * kPrefillBlockRows);
 static_assert(kTuning.prefill_keys(128) == prefill_keys(128) && kTuning.prefill_keys(256) == prefill_keys(256));
 
@@ -48,10 +47,10 @@ Order order(Served& decode, Served& prefill) {
 /// Few instructions read it: a short call waits for every one of those before its first copy.
 bool is_plain(const semantics::IndexView& view) { return view.data == nullptr || (view.dtype == DType::i32 && view.stride == 1); }
 
-cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, cudaStream_t stream) {
+cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream) {
   const int blocks = static_cast<int>(list.num_blocks);
-  gpu::AttendArgs mine = args;
-  mine.output_pairs = tile::has_output_pairs(args);
+  HopperArgs mine{args, turn};
+  mine.common.output_pairs = tile::has_output_pairs(args);
   mine.plain_lengths = is_plain(args.query_start_loc) && is_plain(args.seq_lens) && is_plain(args.cached_lens);
   mine.plain_table = is_plain({args.block_table.data, args.block_table.dtype, args.block_table.column_stride});
   if (list.role != Role::prefill) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of the launches of a call under programmatic dependent launch (gpu::Turn; launch.cpp gives the reasons): the launch for
+// Order of the launches of a call under programmatic dependent launch (turn.h; launch.cpp gives the reasons): the launch for
 // which a kernel waits, and the launch that it lets start.
 //
 // alone: the kernel waits for prepare where it must, and lets no launch start before all its blocks have ended.
@@ -23,55 +23,56 @@
 namespace quire::cuda::sm90 {
 
 /// At the end of every thread, or of what it writes.
-__device__ inline void end_turn(const gpu::AttendArgs& a) {
-  const bool alone = a.work.turn == gpu::Turn::alone || a.work.turn == gpu::Turn::leading;
+__device__ inline void end_turn(const HopperArgs& args) {
+  const bool alone = args.turn == Turn::alone || args.turn == Turn::leading;
   if (alone || blockIdx.x == 0) hopper::wait_for_dependencies();
 }
 
 /// Begins a prefill block. False in blocks that leave their SM to decode, or that find nothing left: a list that began on all
 /// SMs is drawn from until it is empty.
-__device__ inline bool begin_turn(const gpu::AttendArgs& a) {
-  if (a.work.turn == gpu::Turn::last) {
-    const bool left = *static_cast<const volatile std::int32_t*>(a.work.division.units) < a.work.division.all_units;
-    if (!left) end_turn(a);
+__device__ inline bool begin_turn(const HopperArgs& args) {
+  if (args.turn == Turn::last) {
+    const bool left =
+        *static_cast<const volatile std::int32_t*>(args.common.work.division.units) < args.common.work.division.all_units;
+    if (!left) end_turn(args);
     return left;
   }
   hopper::wait_for_dependencies();
-  const bool first = a.work.turn == gpu::Turn::first;
+  const bool first = args.turn == Turn::first;
   if (first) {
     __threadfence();
     hopper::launch_dependents();
   }
-  gpu::confirm_if_first(a);
-  return !first || static_cast<int>(blockIdx.x) < *a.work.division.units;
+  gpu::confirm_if_first(args.common);
+  return !first || static_cast<int>(blockIdx.x) < *args.common.work.division.units;
 }
 
 /// Whether prefill has nothing to do: it is the second launch of a call, for long requests that may come, and none came. A block
 /// asks this before anything else, because most calls have none.
-__device__ inline bool trails_nothing(const gpu::AttendArgs& a) {
-  if (a.work.turn != gpu::Turn::trailing) return false;
-  return *static_cast<const volatile std::int32_t*>(a.work.num_slices) == 0;
+__device__ inline bool trails_nothing(const HopperArgs& args) {
+  if (args.turn != Turn::trailing) return false;
+  return *static_cast<const volatile std::int32_t*>(args.common.work.num_slices) == 0;
 }
 
 /// Number of pairs of blocks that draw items from prefill's list, in all launches of prefill together.
-__device__ inline int drawing_pairs(const gpu::AttendArgs& a) {
+__device__ inline int drawing_pairs(const HopperArgs& args) {
   const int all = static_cast<int>(gridDim.x) / kPair;
-  if (a.work.turn != gpu::Turn::first && a.work.turn != gpu::Turn::last) return all;
-  const int units = *static_cast<const volatile std::int32_t*>(a.work.division.units);
-  return units / kPair + (units < a.work.division.all_units ? all : 0);
+  if (args.turn != Turn::first && args.turn != Turn::last) return all;
+  const int units = *static_cast<const volatile std::int32_t*>(args.common.work.division.units);
+  return units / kPair + (units < args.common.work.division.all_units ? all : 0);
 }
 
 /// Number of the item that a pair takes; as gpu::draw_item().
-__device__ inline int draw_of_pair(const gpu::AttendArgs& a, int num_items) {
-  const int index = atomicAdd(a.work.next_item, 1);
-  if (index >= num_items && index == num_items + drawing_pairs(a) - 1) atomicExch(a.work.next_item, 0);
+__device__ inline int draw_of_pair(const HopperArgs& args, int num_items) {
+  const int index = atomicAdd(args.common.work.next_item, 1);
+  if (index >= num_items && index == num_items + drawing_pairs(args) - 1) atomicExch(args.common.work.next_item, 0);
   return index;
 }
 
 /// Lets the trailing launch start. A decode block calls this when it has nothing left to copy: all blocks of decode have a
 /// SM by then, and the trailing launch finds what prepare wrote.
-__device__ inline void let_trailing_start(const gpu::AttendArgs& a) {
-  if (a.work.turn != gpu::Turn::leading) return;
+__device__ inline void let_trailing_start(const HopperArgs& args) {
+  if (args.turn != Turn::leading) return;
   hopper::wait_for_dependencies();
   __threadfence();
   hopper::launch_dependents();
@@ -79,13 +80,13 @@ __device__ inline void let_trailing_start(const gpu::AttendArgs& a) {
 
 /// Number of decode blocks that have work, with kBlocks of them on an SM.
 template <int kBlocks>
-__device__ inline int begin_decode_turn(const gpu::AttendArgs& a) {
+__device__ inline int begin_decode_turn(const HopperArgs& args) {
   // A layer finds nothing of its call ahead of it, so what it reads may still be written.
-  if (a.prepared && a.work.turn != gpu::Turn::beside) hopper::wait_for_dependencies();
-  if (a.work.turn != gpu::Turn::beside) return static_cast<int>(gridDim.x);
+  if (args.common.prepared && args.turn != Turn::beside) hopper::wait_for_dependencies();
+  if (args.turn != Turn::beside) return static_cast<int>(gridDim.x);
   hopper::launch_dependents();
-  const int units = *static_cast<const volatile std::int32_t*>(a.work.division.units);
-  return (a.work.division.all_units - units) * kBlocks;
+  const int units = *static_cast<const volatile std::int32_t*>(args.common.work.division.units);
+  return (args.common.work.division.all_units - units) * kBlocks;
 }
 
 }  // namespace quire::cuda::sm90

@@ -205,6 +205,11 @@ bool takes_prefill_boxes(const gpu::AttendArgs& a) {
   return takes_boxes(a) && has_box_strides(a.query) && has_box_strides(a.key) && has_box_strides(a.value);
 }
 
+bool takes_latent_boxes(const gpu::AttendArgs& a) {
+  return encoder() != nullptr && a.num_pages > 0 && !is_packed(a) && tile::has_whole_chunks(a.query, a.head_dim) &&
+         tile::has_whole_chunks(a.cache_k, a.head_dim) && has_box_strides(a.cache_k) && is_box_stride(a.cache_k.strides.page);
+}
+
 bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   maps.box_tokens = std::gcd(a.page_size, kTileKeys);
   maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
@@ -216,6 +221,19 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
                       {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
   };
   return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
+}
+
+/// The dims of a row are two dimensions, so that a copy lays pieces of 64 dims one behind the other.
+bool encode(LatentMaps& maps, const gpu::AttendArgs& a) {
+  constexpr std::int64_t kDims = 64;
+  const auto side_by_side = [&](CUtensorMap& map, std::int64_t boxes) {
+    const semantics::KvStrides& s = a.cache_k.strides;
+    return encode_extents(
+        map, a.cache_k,
+        {{kDims, 1, kDims}, {a.page_size, s.token, kMlaPieceKeys}, {a.head_dim / kDims, kDims, boxes}, {a.num_pages, s.page, 1}},
+        CU_TENSOR_MAP_SWIZZLE_128B);
+  };
+  return side_by_side(maps.half, a.v_head_dim / kDims / 2) && side_by_side(maps.rest, (a.head_dim - a.v_head_dim) / kDims);
 }
 
 /// Boxes of the query hold whole groups; there are none of codes. This step's rows, if there are none, are never asked for.

@@ -2,7 +2,7 @@
 // Tensor maps: what the Hopper kernels' tensor copies (TMA) take of the caller's tensors, and whether they can.
 #pragma once
 
-#include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/mla/instance.h"
 
 namespace quire::cuda::sm90 {
 
@@ -13,8 +13,12 @@ bool takes_boxes(const gpu::AttendArgs& args);
 /// So can everything else that prefill.h reads.
 bool takes_prefill_boxes(const gpu::AttendArgs& args);
 
+/// Keys of a latent cache can be read by boxes, and query rows 16 bytes at a time (mla/).
+bool takes_latent_boxes(const gpu::AttendArgs& args);
+
 /// False if the driver refuses what the functions above accepted.
 bool encode(CacheMaps& maps, const gpu::AttendArgs& args);
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& args);
+bool encode(LatentMaps& maps, const gpu::AttendArgs& args);
 
 }  // namespace quire::cuda::sm90

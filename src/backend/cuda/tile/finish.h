@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of an item: partial results to the workspace or rows to the output, and the merge by whoever arrives last.
+// Epilogue of an item: partial results to the workspace or rows to the output, and the merge by the last block to arrive.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +39,13 @@ __device__ inline semantics::SoftmaxState natural_state(float max2, float sum) {
   return {sum != sum ? sum : (max2 - T::kWeightShift) * kLn2, sum};
 }
 
-/// Where output row `row` (score row of the request) goes, what scales its accumulator, and its lse written.
+/// Writes the lse of output row `row` (score row of the request); returns the row's place and the factor of its accumulator.
 struct OutputRow {
   std::int64_t offset;
   float factor;
 };
 
-/// A row's factor in units of an 8-bit output. It stays finite, so that zeros stay zeros; NaN stays NaN.
+/// A row's factor in units of an 8-bit output. The result stays finite, so that zeros stay zeros; NaN stays NaN.
 __device__ inline float in_output_units(const gpu::AttendArgs& a, float factor) {
   if (a.output_scale.data == nullptr) return factor;
   constexpr float kMost = 0x1.FFFFFEp127f;
@@ -129,7 +129,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);
-          if (weight == 0.0f) continue;  // what was loaded in the place of a part that does not exist may be anything
+          if (weight == 0.0f) continue;  // loads of a part that does not exist may give any value
           sum.x += acc[i].x * weight, sum.y += acc[i].y * weight, sum.z += acc[i].z * weight, sum.w += acc[i].w * weight;
         }
       }
@@ -140,7 +140,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
   }
 }
 
-/// True in every thread of the block that completes the last part of its tile and head; the others' partials are visible then.
+/// Whether this block completes the last part of its tile and head, in every thread; the other parts' partials are then visible.
 __device__ inline bool is_last_part(const gpu::AttendArgs& a, const Item& item) {
   __shared__ bool done;
   __threadfence();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From dot products to logits in base 2: the factors, and a short tanh.
+// Conversion of dot products to logits in base 2: the factors, and a short tanh.
 #pragma once
 
 #include "backend/cuda/ptx.h"

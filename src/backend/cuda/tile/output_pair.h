@@ -12,8 +12,8 @@
 
 namespace quire::cuda::tile {
 
-/// Which types of output a piece of code writes: that of its products alone, or all. Short calls wait for every instruction, so
-/// what most of them execute has none for other types.
+/// Types of output that a piece of code writes: the type of its products alone, or any. Short calls are bound by instruction
+/// count, so code that most calls execute has no branch for other types.
 enum class Output { own, any };
 
 template <typename T>
@@ -22,14 +22,14 @@ __device__ inline bool is_own_output(const gpu::AttendArgs& a) {
 }
 __device__ inline bool writes_codes(const gpu::AttendArgs& a) { return a.output_dtype == DType::fp8_e4m3fn; }
 
-/// In 16 bits each. T: what kernels multiply, which is f16 under an fp8 query.
+/// Packs two outputs of 16 bits. T: type of the products, which is f16 under an fp8 query.
 template <typename T, Output kOutput>
 __device__ inline std::uint32_t pack_output(const gpu::AttendArgs& a, float x, float y) {
   if constexpr (kOutput == Output::any && T::kDType == DType::f16)
     if (a.output_dtype == DType::bf16) return Bf16::pack(x, y);
   return T::pack(x, y);
 }
-/// In 8 bits each.
+/// Packs two outputs of 8 bits.
 __device__ inline std::uint16_t pack_codes(float x, float y) {
   return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tile of 16-bit rows lies in shared memory: eight elements of padding a row, so that the eight rows that one ldmatrix
-// phase touches fall into eight different groups of banks. A permutation of chunks would save 6 % of the memory but cost a
-// register or an instruction for every address (measured: spills).
+// Layout of a tile of 16-bit rows in shared memory: eight elements of padding per row, so that the eight rows that one ldmatrix
+// phase touches fall into eight different groups of banks. A permutation of chunks (swizzle) would save 6 % of the memory but
+// cost a register or an instruction for every address (measured: spills).
 #pragma once
 
 namespace quire::cuda::tile {

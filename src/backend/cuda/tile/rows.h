@@ -7,12 +7,13 @@
 #include <cstdint>
 
 #include "backend/gpu/args.h"
+#include "semantics/softmax_state.h"
 #include "semantics/visible_range.h"
 
 namespace quire::cuda::tile {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
+using semantics::kLn2;
+using semantics::kLog2e;
 
 template <int kM, int kDim>
 struct Rows {

@@ -18,8 +18,9 @@ struct Consumer {
   using Me = Lane<typename Memory::Tiles>;
   static constexpr int kHalves = Memory::kHalves, kGroups = Memory::kGroups, kColumns = Online::kColumns;
 
-  const gpu::AttendArgs& a;
+  const HopperArgs& args;
   typename Memory::Shared& shared;
+  const gpu::AttendArgs& a = args.common;
   const Warpgroup<Memory> group{a, shared};
 
   // --- reduction across warpgroups ---
@@ -49,8 +50,8 @@ struct Consumer {
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
       const float top = fmaxf(state.max[q], found.max[me.column(q)]);
-      const float rescale = ptx::exp2_approx(state.max[q] - Online::base_of(top));
-      const float weight = ptx::exp2_approx(found.max[me.column(q)] - Online::base_of(top));
+      const float rescale = semantics::weight_in<ptx::Exp2>(state.max[q], top);
+      const float weight = semantics::weight_in<ptx::Exp2>(found.max[me.column(q)], top);
       state.max[q] = top;
       state.sum[q] *= rescale;
       if (me.matrix_row() == 0) state.sum[q] += weight * Online::sum_of(found.sums, me.column(q));  // one thread of each column
@@ -91,7 +92,7 @@ struct Consumer {
   }
 
   __device__ void run() const {
-    const Epilogue<T, Memory> epilogue{a, shared, group};
+    const Epilogue<T, Memory> epilogue{args, shared, group};
     Ring ring;
     typename Memory::JobRing jobs;
     std::uint32_t found_parity = 0;  // of the results that one warpgroup sends to the other
@@ -121,7 +122,7 @@ struct Consumer {
     }
     if constexpr (Memory::kMergesLast)
       epilogue.with_output([&](auto output) { epilogue.template merge_last<output()>(unmerged); });
-    end_turn(a);
+    end_turn(args);
   }
 };
 

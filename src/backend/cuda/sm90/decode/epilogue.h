@@ -24,9 +24,10 @@ struct Epilogue {
   using Me = Lane<Tiles>;
   static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRows = Memory::kRows, kColumns = Online::kColumns;
 
-  const gpu::AttendArgs& a;
+  const HopperArgs& args;
   typename Memory::Shared& shared;
   const Warpgroup<Memory>& group;
+  const gpu::AttendArgs& a = args.common;
 
   // --- partial results ---
 
@@ -70,7 +71,7 @@ struct Epilogue {
   /// written without the flag: no block reads a partial result before its part is counted, and is_last_part() reads the flag
   /// when it counts.
   __device__ bool is_sound() const {
-    if (a.work.turn != gpu::Turn::beside) hopper::wait_for_dependencies();
+    if (args.turn != Turn::beside) hopper::wait_for_dependencies();
     return !gpu::is_refused(a);
   }
 

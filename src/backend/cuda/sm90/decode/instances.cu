@@ -19,7 +19,7 @@ struct Family {
 }  // namespace
 }  // namespace decode
 
-cudaError_t launch_decode(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
+cudaError_t launch_decode(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
   return decode::start_decode<decode::Family>({args, maps, blocks, stream});
 }
 

@@ -18,7 +18,7 @@ struct Family {
 }  // namespace
 }  // namespace decode
 
-cudaError_t launch_decode_packed(const gpu::AttendArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
+cudaError_t launch_decode_packed(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
   return decode::start_decode<decode::Family>({args, maps, blocks, stream});
 }
 

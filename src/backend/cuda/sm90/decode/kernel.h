@@ -24,32 +24,32 @@ namespace quire::cuda::sm90::decode {
 
 template <typename T, typename Memory>
 __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
-    attend_decode(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ CacheMaps maps) {
+    attend_decode(const __grid_constant__ HopperArgs args, const __grid_constant__ CacheMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const gpu::AttendArgs& a = args.common;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
   if (threadIdx.x == 0) {  // of a consumer warp: the first copy waits for the producers
     hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
     Memory::init_barriers(shared);
   }
-  const int blocks = begin_decode_turn<Memory::kBlocks>(a);
-  if (static_cast<int>(blockIdx.x) >= blocks) return end_turn(a);
+  const int blocks = begin_decode_turn<Memory::kBlocks>(args);
+  if (static_cast<int>(blockIdx.x) >= blocks) return end_turn(args);
   const Places<Memory::kSlices> places(a, blocks);
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kConsumerThreads / 32;
   const bool few = a.num_reqs <= kFewRequests, produces = warp >= 0 && warp < Memory::kProducerWarps;
   Counted row{};
-  if (!few || produces) row = count_tiles<Memory::kThreads>(a, places, shared.row, few, warp);
+  if (!few || produces) row = count_tiles<Memory::kThreads>(args, places, shared.row, few, warp);
   if (few) __syncthreads();  // all see the mbarriers; count_tiles() has a barrier otherwise
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kConsumerRegisters>();
     gpu::confirm_if_first(a);
-    Consumer<T, Memory>{a, shared}.run();
+    Consumer<T, Memory>{args, shared}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kProducerRegisters>();
-    if (produces)
-      Producer<Memory>{a, maps, shared, warp}.run(Pieces<Memory::kSlices>(a, places, row, static_cast<int>(blockIdx.x), blocks));
-    let_trailing_start(a);
-    end_turn(a);
+    if (produces) Producer<Memory>{args, maps, shared, warp}.run(pieces_of(a, places, row, blocks));
+    let_trailing_start(args);
+    end_turn(args);
     // Prepare reports broken lengths, too. Too many parts are found here alone.
     if (row.all == kUnsound && threadIdx.x == Memory::kConsumerThreads) gpu::break_call(a);
   }

@@ -10,6 +10,7 @@
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/decode/scheduler.h"
 #include "backend/cuda/tile/finish.h"
+#include "semantics/softmax_state.h"
 
 namespace quire::cuda::sm90::decode {
 
@@ -79,7 +80,7 @@ struct MergeParts {
       if (first % kLanes == 0) {
         const float2 state = state_of(chunk, first + lane);
         if (first == 0) max = largest(chunk, state, lane);
-        const float weight = ptx::exp2_approx(state.x - (max == -INFINITY ? 0.0f : max));  // all parts may be empty
+        const float weight = semantics::weight_in<ptx::Exp2>(state.x, max);
         // The weights before are used up.
         __syncwarp();
         staged[thread()] = make_float2(weight, weight * state.y);

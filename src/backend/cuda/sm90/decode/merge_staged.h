@@ -12,6 +12,7 @@
 
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/sm90/decode/scheduler.h"
+#include "semantics/softmax_state.h"
 
 namespace quire::cuda::sm90::decode {
 
@@ -119,14 +120,13 @@ class StagedMerge {
     for (int i = 0; i < kMine; ++i) max = fmaxf(max, states[i].x);
 #pragma unroll
     for (int mask = 1; mask < kLanes; mask *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, mask));
-    const float base = max == -INFINITY ? 0.0f : max;  // all parts may be empty
-    const float rescale = ptx::exp2_approx(row.max - base);
+    const float rescale = semantics::weight_in<ptx::Exp2>(row.max, max);
     row.max = max, row.sum *= rescale;
     row.total.x *= rescale, row.total.y *= rescale, row.total.z *= rescale, row.total.w *= rescale;
     __syncwarp();  // the weights before are used up
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const float weight = ptx::exp2_approx(states[i].x - base);
+      const float weight = semantics::weight_in<ptx::Exp2>(states[i].x, max);
       weights_[lane() + i * kLanes] = weight;
       row.sum += weight * states[i].y;
     }

@@ -15,10 +15,11 @@ struct Producer {
   using Tile = typename Tiles::Tile;
   using Walk = Pieces<Memory::kSlices>;
 
-  const gpu::AttendArgs& a;
+  const HopperArgs& args;
   const CacheMaps& maps;
   Shared& shared;
   const int warp;  ///< one of Memory::kProducerWarps
+  const gpu::AttendArgs& a = args.common;
 
   /// Boxes [begin, end) of a request hold a cached key that some row of the slice sees.
   struct Boxes {
@@ -35,8 +36,8 @@ struct Producer {
     const int column = maps.page_boxes == 1 ? box : quotient(box, maps.page_boxes);
     if (column >= a.block_table.columns) return -1;
     const gpu::BlockTable& table = a.block_table;
-    const std::int64_t page =
-        a.plain_table ? static_cast<const std::int32_t*>(table.data)[req * table.row_stride + column] : table.page(req, column);
+    const std::int64_t page = args.plain_table ? static_cast<const std::int32_t*>(table.data)[req * table.row_stride + column]
+                                               : table.page(req, column);
     return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
   }
 

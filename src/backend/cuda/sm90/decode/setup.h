@@ -12,7 +12,7 @@ namespace quire::cuda::sm90::decode {
 
 /// One launch.
 struct DecodeLaunch {
-  const gpu::AttendArgs& args;
+  const HopperArgs& args;
   const CacheMaps& maps;
   int blocks;
   cudaStream_t stream;
@@ -37,7 +37,7 @@ template <typename T, typename Tiles>
 cudaError_t start_tiles(const DecodeLaunch& launch) {
   constexpr int kWideRows = static_cast<int>(plan_detail::kSm90.wide_rows(Tiles::kDim));
   static_assert(Memory<Tiles, kWideRows>::kGroups == plan_detail::kSm90.wide_groups);
-  const int rows = launch.args.work.tile_rows;
+  const int rows = launch.args.common.work.tile_rows;
   if (rows == 8) return start_rows<T, Tiles, 8>(launch);
   if (rows == kWideRows || rows == kWideRows * plan_detail::kSm90.wide_groups) return start_rows<T, Tiles, kWideRows>(launch);
   return cudaErrorInvalidValue;
@@ -46,22 +46,23 @@ cudaError_t start_tiles(const DecodeLaunch& launch) {
 /// Family: Tiles<T, kDim> of 16-bit caches, Codes<T, kDim> of fp8 ones.
 template <typename Family, typename T, int kDim>
 cudaError_t start_dim(const DecodeLaunch& launch) {
-  if (is_fp8(launch.args.cache_k.dtype)) return start_tiles<T, typename Family::template Codes<T, kDim>>(launch);
+  if (is_fp8(launch.args.common.cache_k.dtype)) return start_tiles<T, typename Family::template Codes<T, kDim>>(launch);
   return start_tiles<T, typename Family::template Tiles<T, kDim>>(launch);
 }
 
 template <typename Family, typename T>
 cudaError_t start_type(const DecodeLaunch& launch) {
-  if (launch.args.head_dim == 64) return start_dim<Family, T, 64>(launch);
-  if (launch.args.head_dim == 128) return start_dim<Family, T, 128>(launch);
-  if (launch.args.head_dim == 256) return start_dim<Family, T, 256>(launch);
+  if (launch.args.common.head_dim == 64) return start_dim<Family, T, 64>(launch);
+  if (launch.args.common.head_dim == 128) return start_dim<Family, T, 128>(launch);
+  if (launch.args.common.head_dim == 256) return start_dim<Family, T, 256>(launch);
   return cudaErrorInvalidValue;
 }
 
 /// 8-bit queries become f16.
 template <typename Family>
 cudaError_t start_decode(const DecodeLaunch& launch) {
-  return launch.args.query.dtype == DType::bf16 ? start_type<Family, tile::Bf16>(launch) : start_type<Family, tile::F16>(launch);
+  return launch.args.common.query.dtype == DType::bf16 ? start_type<Family, tile::Bf16>(launch)
+                                                       : start_type<Family, tile::F16>(launch);
 }
 
 }  // namespace quire::cuda::sm90::decode

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/sm90/decode/memory.h"
 #include "backend/cuda/tile/logits.h"
+#include "semantics/softmax_state.h"
 
 namespace quire::cuda::sm90::decode {
 
@@ -45,12 +46,9 @@ struct Softmax {
   using Scores = float[kRows / 2];
   __device__ static constexpr int column_of(int i) { return i / 4 * 2 + i % 2; }
 
-  /// No key was seen yet where the maximum is -inf: every weight is 0 then.
-  __device__ static float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
-
   /// Makes `top` the maximum of column q, and rescales sums and accumulators.
   __device__ static void rescale(State& state, int q, float top) {
-    const float factor = ptx::exp2_approx(state.max[q] - base_of(top));
+    const float factor = semantics::weight_in<ptx::Exp2>(state.max[q], top);
     state.sum[q] *= factor;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
@@ -64,7 +62,7 @@ struct Softmax {
 
   /// Weight of a logit of column q, times 2^kWeightShift.
   __device__ static float weight_of(const State& state, float logit, int q) {
-    return ptx::exp2_approx(logit - (base_of(state.max[q]) - Weight::kWeightShift));
+    return ptx::exp2_approx(logit - (semantics::base_of(state.max[q]) - Weight::kWeightShift));
   }
 
   /// Adds the low parts to the high parts. Where a value was infinite the low parts say nothing.

@@ -107,8 +107,8 @@ __device__ inline ExactRow<kDim> exact_row(const gpu::AttendArgs& a, const tile:
     for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
     const float score =
         tile::kLog2e * semantics::score<tile::ShortTanh>(dot * k_scale, a.score, slope, static_cast<float>(position - q_pos));
-    const float top = fmaxf(max2, score), base = top == -INFINITY ? 0.0f : top;
-    const float rescale = ptx::exp2_approx(max2 - base), weight = ptx::exp2_approx(score - base);
+    const float top = fmaxf(max2, score), rescale = semantics::weight_in<ptx::Exp2>(max2, top);
+    const float weight = semantics::weight_in<ptx::Exp2>(score, top);
     out.state.sum = out.state.sum * rescale + weight;
 #pragma unroll
     for (int i = 0; i < kDim / 32; ++i) out.acc[i] = out.acc[i] * rescale + weight * (v[i] * v_scale);

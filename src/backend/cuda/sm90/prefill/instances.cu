@@ -4,7 +4,7 @@
 
 namespace quire::cuda::sm90 {
 
-cudaError_t launch_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+cudaError_t launch_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
   return prefill::start_prefill<prefill::CacheKind::rows>(args, maps, blocks, stream);
 }
 

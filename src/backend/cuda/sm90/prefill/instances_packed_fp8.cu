@@ -4,7 +4,7 @@
 
 namespace quire::cuda::sm90 {
 
-cudaError_t launch_prefill_packed_codes(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+cudaError_t launch_prefill_packed_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
   return prefill::start_prefill<prefill::CacheKind::packed_codes>(args, maps, blocks, stream);
 }
 

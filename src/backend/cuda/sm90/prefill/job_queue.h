@@ -42,7 +42,7 @@ struct JobQueue {
   /// The next item of the pair: its first block draws and tells the second, once that one has read what lay in the slot.
   __device__ int draw(const JobRing& jobs) const {
     if (block.rank == 0) {
-      const int index = draw_of_pair(block.a, block.shared.num_items);
+      const int index = draw_of_pair(block.args, block.shared.num_items);
       hopper::wait(&block.shared.index_free[jobs.stage], jobs.parity ^ 1);
       hopper::send(&block.shared.index[jobs.stage], index, &block.shared.index_full[jobs.stage], 1);
       return index;

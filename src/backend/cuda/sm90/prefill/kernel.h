@@ -20,13 +20,14 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename T, int kDim, CacheKind kCache>
 __global__ void __launch_bounds__(Memory<kDim, kCache>::kThreads, 1)
-    attend_prefill(const __grid_constant__ gpu::AttendArgs a, const __grid_constant__ PrefillMaps maps) {
+    attend_prefill(const __grid_constant__ HopperArgs args, const __grid_constant__ PrefillMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const gpu::AttendArgs& a = args.common;
   using Memory = prefill::Memory<kDim, kCache>;
   using Produce = std::conditional_t<Memory::kCodes, CodeProducer<Memory>, Producer<Memory>>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
-  if (trails_nothing(a)) return end_turn(a);
+  if (trails_nothing(args)) return end_turn(args);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
     shared.group_inverse = (65536 + a.group - 1) / a.group;
@@ -34,25 +35,25 @@ __global__ void __launch_bounds__(Memory<kDim, kCache>::kThreads, 1)
     hopper::fence_barrier_init();
   }
   hopper::sync_cluster();
-  if (!begin_turn(a)) return;
+  if (!begin_turn(args)) return;
   // No request is for this list, which a plan without bounds has for long requests that may come.
-  if (a.work.turn == gpu::Turn::alone && *static_cast<const volatile std::int32_t*>(a.work.num_slices) == 0) return;
+  if (args.turn == Turn::alone && *static_cast<const volatile std::int32_t*>(a.work.num_slices) == 0) return;
   const int rank = hopper::rank_in_cluster();
   if (Memory::kFour && threadIdx.x >= Memory::kFirstTransformThread) {
     hopper::keep_registers<Memory::kTransformRegisters>();
-    if constexpr (Memory::kFour) Transform<T, Memory>{{a, maps, shared, rank}}.run();
+    if constexpr (Memory::kFour) Transform<T, Memory>{{args, maps, shared, rank}}.run();
   } else if (threadIdx.x >= Memory::kConsumerThreads) {
     hopper::keep_registers<Memory::kProducerRegisters>();
     if (!Memory::kFour && Memory::kCodes && threadIdx.x >= Memory::kFirstTransformThread) {
-      if constexpr (!Memory::kFour && Memory::kCodes) Transform<T, Memory>{{a, maps, shared, rank}}.run();
+      if constexpr (!Memory::kFour && Memory::kCodes) Transform<T, Memory>{{args, maps, shared, rank}}.run();
     } else {
-      Produce{{a, maps, shared, rank}}.run();
+      Produce{{args, maps, shared, rank}}.run();
     }
   } else {
     hopper::take_registers<Memory::kConsumerRegisters>();
-    Consumer<T, Memory>{{a, maps, shared, rank}}.run();
+    Consumer<T, Memory>{{args, maps, shared, rank}}.run();
   }
-  end_turn(a);
+  end_turn(args);
   hopper::sync_cluster();  // the other block copies into this one's memory and arrives at its barriers
 #endif
 }

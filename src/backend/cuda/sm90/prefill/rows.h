@@ -26,10 +26,11 @@ struct Place {
 /// A block of a pair, and its score rows of a tile: [rank * block_rows(), (rank + 1) * block_rows()).
 template <typename Memory>
 struct Block {
-  const gpu::AttendArgs& a;
+  const HopperArgs& args;
   const PrefillMaps& maps;
   typename Memory::Shared& shared;
   const int rank;  ///< in its pair
+  const gpu::AttendArgs& a = args.common;
 
   __device__ int block_rows() const { return a.work.tile_rows / kPair; }
   __device__ Rows rows_of(const gpu::WorkSlice& slice) const {

@@ -8,15 +8,15 @@
 namespace quire::cuda::sm90::prefill {
 
 template <typename T, int kDim, CacheKind kCache>
-cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
   using Block = Memory<kDim, kCache>;
   return launch_dependent(attend_prefill<T, kDim, kCache>, {blocks, Block::kThreads, sizeof(typename Block::Shared), kPair},
                           stream, args, maps);
 }
 
 template <typename T, CacheKind kCache>
-cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  switch (args.head_dim) {
+cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+  switch (args.common.head_dim) {
     case 64: return start_prefill<T, 64, kCache>(args, maps, blocks, stream);
     case 128: return start_prefill<T, 128, kCache>(args, maps, blocks, stream);
     case 256: return start_prefill<T, 256, kCache>(args, maps, blocks, stream);
@@ -26,9 +26,9 @@ cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, 
 
 /// 8-bit queries become f16.
 template <CacheKind kCache>
-cudaError_t start_prefill(const gpu::AttendArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return args.query.dtype == DType::bf16 ? start_prefill<tile::Bf16, kCache>(args, maps, blocks, stream)
-                                         : start_prefill<tile::F16, kCache>(args, maps, blocks, stream);
+cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+  return args.common.query.dtype == DType::bf16 ? start_prefill<tile::Bf16, kCache>(args, maps, blocks, stream)
+                                                : start_prefill<tile::F16, kCache>(args, maps, blocks, stream);
 }
 
 }  // namespace quire::cuda::sm90::prefill

@@ -94,7 +94,7 @@ struct Softmax {
   __device__ static void exponentiate(float (&s)[kCount], const Totals& state, float factor) {
     float shifted[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) shifted[h] = (state.max[h] == -INFINITY ? 0.0f : state.max[h]) - kShift;  // empty: all become 0
+    for (int h = 0; h < 2; ++h) shifted[h] = semantics::base_of(state.max[h]) - kShift;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], factor, -shifted[i / 2 % 2]));
     hopper::settle(s);
