@@ -48,6 +48,7 @@ struct SharingCosts {
   bool always = false;           ///< share whatever can be shared
   std::int64_t tile_rows = 64;   ///< score rows (query_len * group) that read a key together in any case
   std::int64_t level_bytes = 0;  ///< bytes that could be read in the time of one more call: launches of a GPU
+  std::int64_t least_rows = 0;   ///< score rows of a run, below which reading together saves nothing
   std::int32_t max_levels = 8;
 };
 /// Those of a device.

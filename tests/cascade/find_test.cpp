@@ -64,6 +64,12 @@ TEST(FindSharedPrefixes, SharesWhatPays) {
   EXPECT_THAT(found("q=bf16 heads=32:8 d=128 page=16 reqs=256x1@8704 share=512", false).reason, HasSubstr("saves"));
 }
 
+TEST(FindSharedPrefixes, FewRowsOnACpuReadAsFastAlone) {
+  const SharingCosts costs = sharing_costs(find_device("avx512").value());
+  EXPECT_FALSE(shared_prefixes_of(line_of("q=bf16 heads=32:8 d=128 page=16 reqs=3x1@4224 share=256"), costs).shares());
+  EXPECT_TRUE(shared_prefixes_of(line_of("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@4224 share=256"), costs).shares());
+}
+
 TEST(FindSharedPrefixes, CallsOfAGpuHaveAPrice) {
   const ProblemLine line = line_of("q=bf16 heads=32:8 d=128 page=16 reqs=4x1@100 share=4");
   EXPECT_TRUE(shared_prefixes_of(line, {}).shares());
