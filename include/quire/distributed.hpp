@@ -173,7 +173,7 @@ class Exchange {
 Result<std::unique_ptr<Exchange>> nccl_exchange(Communicator& group);
 
 struct ShardedSettings {
-  Executor* executor = nullptr;  ///< null = default_executor(); of host memory
+  Executor* executor = nullptr;  ///< null = default_executor(); for tensors in host memory
   bool own_heads =
       false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, v_head_dim]
   bool swap_heads =
@@ -192,31 +192,31 @@ struct HostLengths {
   std::span<const std::int64_t> seq_lens;
 };
 
-/// One step of attend_sharded(), made once and run for every layer, in host memory or on a GPU.
+/// A step of attend_sharded(), made once and run for every layer, in host memory or on a GPU.
 ///
 ///     memory = device memory of ShardedStep::memory_bytes(...)                       of the step: index arrays, partial results
 ///     step   = ShardedStep::make(group, shard, batch, cache, options, lengths, memory)
 ///     for each layer: step.run(exchange, batch of the layer, its cache, its options, workspace, stream)
 ///
-/// The batch is that of attend_sharded(); on a GPU its lengths are not read, `lengths` says them. A step is used by one stream at
-/// a time: layers write the same partial results.
+/// The batch is that of attend_sharded(). On a GPU its lengths are not read: `lengths` gives them. One stream at a time uses a
+/// step, because all layers write the same partial results.
 class ShardedStep {
  public:
-  /// Bytes of `memory`; invalid_argument as for local_lengths(). On a GPU it reads nothing there.
+  /// Bytes of `memory`; invalid_argument as for local_lengths(). Reads no tensor of a GPU.
   static Result<std::size_t> memory_bytes(const ContextShard& shard, const Batch& batch, const KVCache& cache,
                                           const Options& options, const HostLengths& lengths,
                                           const ShardedSettings& settings = {});
-  /// Refuses what attend_sharded() refuses, compares the ranks, writes index arrays to `memory` (64-byte aligned, where the batch
-  /// is) and plans. On a GPU it reads block_table and waits for it. All ranks call it; a rank that is refused calls group.fail().
+  /// Applies the rules of attend_sharded(), compares the ranks, writes index arrays to `memory` (64-byte aligned, in the memory
+  /// of the batch) and plans. On a GPU it reads block_table and waits. All ranks call it; a refused rank calls group.fail().
   static Result<ShardedStep> make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
                                   const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
                                   const ShardedSettings& settings = {});
-  /// Of run(), for the rank's own attention.
+  /// Workspace bytes that run() needs for the rank's own attention.
   std::size_t workspace_bytes() const noexcept { return quire::workspace_bytes(plan_); }
-  /// The rank's own attention.
+  /// Plan of the rank's own attention.
   const Plan& plan() const noexcept { return plan_; }
-  /// Attention over the rank's keys, one exchange, one merge. Tensors have the shapes and types of make(). On a GPU it enqueues
-  /// and returns, and may be captured in a graph. The batch's index tensors are not looked at.
+  /// Attends to the rank's keys, exchanges once, merges once. Tensors have the shapes and types of make(). On a GPU run()
+  /// enqueues and returns, and may be captured in a graph. It does not read the batch's index tensors.
   Status run(Exchange& exchange, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
              void* stream = nullptr) const;
 

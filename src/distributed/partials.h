@@ -12,7 +12,7 @@ namespace quire::distributed {
 
 struct PartialLayout {
   std::int64_t num_tokens = 0, heads = 0, head_dim = 0;  ///< head_dim is that of values
-  DType dtype = DType::f32;                              ///< of outputs
+  DType dtype = DType::f32;                              ///< type of outputs
   Memory memory = Memory::cpu;
 
   static constexpr std::int64_t padded(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }

@@ -36,8 +36,8 @@ std::size_t received_bytes(const PartialLayout& layout, std::int32_t world, cons
   return layout.bytes() * (settings.swap_heads ? 2 : static_cast<std::size_t>(world));
 }
 
-/// One row at the end of its keys sees all of them, causal or not: masks that say so are left out, and more kernels take the
-/// batch.
+/// Drops masks of batches whose requests are causal or have one row at the end of its keys, which sees all keys anyway: more
+/// kernels take a batch without masks.
 void drop_needless_masks(LocalLengths& lengths) {
   if (!lengths.q_begin.empty()) return;
   for (std::size_t s = 0; s < lengths.request.size(); ++s) {
