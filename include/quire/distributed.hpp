@@ -156,14 +156,81 @@ class Communicator {
 /// The ranks of one process: each thread uses its own. Rank i is element i.
 Result<std::vector<std::unique_ptr<Communicator>>> local_group(std::int32_t world, std::chrono::milliseconds limit);
 
+/// Exchanges of partial results, in the memory of the batch. Every rank makes the same calls in the same order; a GPU's are
+/// enqueued on `stream` and return.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  /// received = the `bytes` bytes of rank 0, 1, ...
+  virtual Status all_gather(const void* sent, void* received, std::size_t bytes, void* stream) = 0;
+  /// Part k of `sent`, `bytes` long, goes to rank k; part k of `received` comes from rank k.
+  virtual Status all_to_all(const void* sent, void* received, std::size_t bytes, void* stream) = 0;
+};
+
+/// NCCL between the GPUs that are current on each rank's thread. libnccl.so.2 is opened at run time (QUIRE_NCCL_LIBRARY names
+/// another); `unsupported` says what is missing. `group` carries NCCL's id, in host memory: MPI's, or threads' of one process.
+/// All ranks call it. NVLink multicast stays off unless NCCL_NVLS_ENABLE says otherwise. The communicator ends with the object,
+/// on every rank.
+Result<std::unique_ptr<Exchange>> nccl_exchange(Communicator& group);
+
 struct ShardedSettings {
-  Executor* executor = nullptr;  ///< null = default_executor()
+  Executor* executor = nullptr;  ///< null = default_executor(); of host memory
   bool own_heads =
       false;  ///< output holds this rank's share of the query heads only: [num_tokens, num_q_heads / world, v_head_dim]
   bool swap_heads =
       false;  ///< all-to-all instead of all-gather: rank k receives and merges its share of the heads; the same bits
   bool check_ranks =
       true;  ///< lengths, options, types and sizes are compared over the ranks first (Q-D05), by one small exchange
+  /// Type of partial outputs: f32, or the query's if that has 16 bits. none = f32 on a CPU; on a GPU the query's where it has 16
+  /// bits, because tuned kernels write no f32. 16 bits add half
+  /// an ulp of each partial output to the error of the result.
+  DType partials = DType::none;
+};
+
+/// Lengths of the whole requests in host memory, in tokens: query_start_loc [num_reqs + 1], seq_lens [num_reqs].
+struct HostLengths {
+  std::span<const std::int64_t> query_start_loc;
+  std::span<const std::int64_t> seq_lens;
+};
+
+/// One step of attend_sharded(), made once and run for every layer, in host memory or on a GPU.
+///
+///     memory = device memory of ShardedStep::memory_bytes(...)                       of the step: index arrays, partial results
+///     step   = ShardedStep::make(group, shard, batch, cache, options, lengths, memory)
+///     for each layer: step.run(exchange, batch of the layer, its cache, its options, workspace, stream)
+///
+/// The batch is that of attend_sharded(); on a GPU its lengths are not read, `lengths` says them. A step is used by one stream at
+/// a time: layers write the same partial results.
+class ShardedStep {
+ public:
+  /// Bytes of `memory`; invalid_argument as for local_lengths(). On a GPU it reads nothing there.
+  static Result<std::size_t> memory_bytes(const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                                          const Options& options, const HostLengths& lengths,
+                                          const ShardedSettings& settings = {});
+  /// Refuses what attend_sharded() refuses, compares the ranks, writes index arrays to `memory` (64-byte aligned, where the batch
+  /// is) and plans. On a GPU it reads block_table and waits for it. All ranks call it; a rank that is refused calls group.fail().
+  static Result<ShardedStep> make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                                  const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
+                                  const ShardedSettings& settings = {});
+  /// Of run(), for the rank's own attention.
+  std::size_t workspace_bytes() const noexcept { return quire::workspace_bytes(plan_); }
+  /// The rank's own attention.
+  const Plan& plan() const noexcept { return plan_; }
+  /// Attention over the rank's keys, one exchange, one merge. Tensors have the shapes and types of make(). On a GPU it enqueues
+  /// and returns, and may be captured in a graph. The batch's index tensors are not looked at.
+  Status run(Exchange& exchange, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
+             void* stream = nullptr) const;
+
+ private:
+  ShardedStep() = default;
+  Status exchange_and_merge(Exchange& exchange, const Batch& batch, void* stream) const;
+
+  ContextShard shard_;
+  ShardedSettings settings_;
+  Batch own_;  ///< this rank's batch: lengths, tables, and partial results as output and lse
+  Plan plan_;
+  std::byte* partial_ = nullptr;
+  std::byte* received_ = nullptr;
 };
 
 /// Softmax attention for every request of the batch, whose keys are spread over the ranks of `group`; host memory.

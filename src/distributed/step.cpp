@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// ShardedStep: this rank's batch and its partial results in the memory that the caller gave, planned once; layers attend,
+// exchange and merge. Host and device memory differ in how index arrays get there, and in who waits.
+#include <cstring>
+
+#include "device/runtime.h"
+#include "device/staging.h"
+#include "distributed/partials.h"
+#include "distributed/step_rules.h"
+#include "quire/distributed.hpp"
+#include "quire/workspace.hpp"
+#include "text/formatted.h"
+
+namespace quire {
+namespace {
+
+using distributed::heads_of;
+using distributed::only;
+using distributed::PartialLayout;
+
+constexpr std::size_t kAlignment = Workspace::kAlignment;  ///< bytes; tensor copies and vector stores ask for 16
+
+DType partials_dtype(const Batch& batch, const ShardedSettings& settings) {
+  if (settings.partials != DType::none) return settings.partials;
+  const bool narrow = batch.query.dtype == DType::f16 || batch.query.dtype == DType::bf16;
+  return batch.query.memory != Memory::cpu && narrow ? batch.query.dtype : DType::f32;
+}
+
+PartialLayout layout_of(const Batch& batch, const KVCache& cache, const ShardedSettings& settings) {
+  return {batch.query.shape[0], batch.query.shape[1], v_head_dim(cache), partials_dtype(batch, settings), batch.query.memory};
+}
+
+/// Bytes of what comes from other ranks: all of their partial results; or with swap_heads a share of each, and then all merged
+/// shares.
+std::size_t received_bytes(const PartialLayout& layout, std::int32_t world, const ShardedSettings& settings) {
+  return layout.bytes() * (settings.swap_heads ? 2 : static_cast<std::size_t>(world));
+}
+
+/// One row at the end of its keys sees all of them, causal or not: masks that say so are left out, and more kernels take the
+/// batch.
+void drop_needless_masks(LocalLengths& lengths) {
+  if (!lengths.q_begin.empty()) return;
+  for (std::size_t s = 0; s < lengths.request.size(); ++s) {
+    const std::int64_t rows = lengths.query_start_loc[s + 1] - lengths.query_start_loc[s];
+    if ((lengths.causal[s] == 0 && rows != 1) || lengths.seq_lens[s] < rows) return;
+  }
+  lengths.causal.clear();
+}
+
+/// Places of a step's memory, in order.
+class Places {
+ public:
+  explicit Places(std::byte* base) : base_(base) {}
+  std::byte* take(std::size_t bytes) {
+    std::byte* const at = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+Status write(Memory memory, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return {};
+  if (memory == Memory::cpu) {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+  return device::runtime_of(memory)->copy_to_device(to, from, bytes);
+}
+
+/// The index arrays of a rank's batch: in host memory, and where they go.
+struct Indices {
+  LocalLengths lengths;
+  std::int64_t pages_per_request = 0;
+
+  std::int64_t segments() const { return static_cast<std::int64_t>(lengths.seq_lens.size()); }
+
+  /// Sets the tensors of `own`, in the order of memory. Addresses are null if `places` has none.
+  void place(Places& places, Memory where, Batch& own) const {
+    const auto array = [&](DType dtype, std::int64_t n, std::int64_t columns) {
+      void* const at = places.take(static_cast<std::size_t>(n * std::max<std::int64_t>(columns, 1) * itemsize(dtype)));
+      Tensor t = columns == 0 ? Tensor::contiguous(at, dtype, n) : Tensor::contiguous(at, dtype, n, columns);
+      t.memory = where;
+      return t;
+    };
+    own.query_start_loc = array(DType::i64, segments() + 1, 0);
+    own.seq_lens = array(DType::i64, segments(), 0);
+    own.block_table = array(DType::i64, segments(), pages_per_request);
+    if (!lengths.causal.empty()) own.causal = array(DType::u8, segments(), 0);
+    if (!lengths.q_begin.empty()) own.q_begin = array(DType::i64, segments(), 0);
+    if (!lengths.key_begin.empty()) own.key_begin = array(DType::i64, segments(), 0);
+  }
+
+  Status fill(const Batch& own, const std::vector<std::int64_t>& table) const {
+    const auto put = [](const Tensor& t, const auto& values) {
+      return t.present() ? write(t.memory, t.data, values.data(), values.size() * sizeof(values[0])) : Status();
+    };
+    for (const auto& [tensor, values] :
+         {std::pair{&own.query_start_loc, &lengths.query_start_loc}, std::pair{&own.seq_lens, &lengths.seq_lens},
+          std::pair{&own.block_table, &table}, std::pair{&own.q_begin, &lengths.q_begin},
+          std::pair{&own.key_begin, &lengths.key_begin}})
+      if (Status s = put(*tensor, *values); !s.ok()) return s;
+    return put(own.causal, lengths.causal);
+  }
+};
+
+Result<Indices> indices_of(const ContextShard& shard, const Batch& batch, const Options& options, const HostLengths& lengths) {
+  Result<LocalLengths> local = local_lengths(shard, lengths.query_start_loc, lengths.seq_lens, options.sliding_window);
+  if (!local.ok()) return local.status();
+  drop_needless_masks(local.value());
+  return Indices{std::move(local).value(), batch.block_table.shape[1]};
+}
+
+/// Rows of block_table of each segment's request, in host memory.
+Result<std::vector<std::int64_t>> rows_of(Tensor table, const Indices& indices) {
+  device::Staging staging;
+  if (Status s = staging.stage(table); !s.ok()) return s;
+  std::vector<std::int64_t> rows;
+  for (const std::int64_t request : indices.lengths.request)
+    for (std::int64_t j = 0; j < table.shape[1]; ++j) {
+      const std::int64_t at = request * table.stride[0] + j * table.stride[1];
+      rows.push_back(table.dtype == DType::i64 ? static_cast<const std::int64_t*>(table.data)[at]
+                                               : static_cast<const std::int32_t*>(table.data)[at]);
+    }
+  return rows;
+}
+
+/// Ranks and types that the sizes below rely on.
+Status check_shapes(const Batch& batch, const KVCache& cache, const Options& options, const HostLengths& lengths) {
+  if (batch.query.rank != 3 || batch.output.rank != 3 || batch.block_table.rank != 2 || batch.seq_lens.rank != 1 ||
+      batch.query_start_loc.rank != 1 || cache.v.rank < 4)
+    if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
+  const auto said = [](const char* name, std::size_t got, std::int64_t expected) -> Status {
+    return {Code::invalid_argument, formatted("lengths.{}: {} values, expected {} as the batch", name, got, expected)};
+  };
+  if (static_cast<std::int64_t>(lengths.seq_lens.size()) != batch.seq_lens.shape[0])
+    return said("seq_lens", lengths.seq_lens.size(), batch.seq_lens.shape[0]);
+  if (static_cast<std::int64_t>(lengths.query_start_loc.size()) != batch.query_start_loc.shape[0])
+    return said("query_start_loc", lengths.query_start_loc.size(), batch.query_start_loc.shape[0]);
+  return {};
+}
+
+std::int64_t longest(std::span<const std::int64_t> starts) {
+  std::int64_t most = 1;
+  for (std::size_t i = 1; i < starts.size(); ++i) most = std::max(most, starts[i] - starts[i - 1]);
+  return most;
+}
+
+}  // namespace
+
+Result<std::size_t> ShardedStep::memory_bytes(const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                                              const Options& options, const HostLengths& lengths,
+                                              const ShardedSettings& settings) {
+  if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();
+  if (Status s = check_shapes(batch, cache, options, lengths); !s.ok()) return s;
+  const Result<Indices> indices = indices_of(shard, batch, options, lengths);
+  if (!indices.ok()) return indices.status();
+  const PartialLayout layout = layout_of(batch, cache, settings);
+  Places places(nullptr);
+  Batch own;
+  indices->place(places, batch.query.memory, own);
+  places.take(layout.bytes());
+  places.take(received_bytes(layout, shard.world, settings));
+  return places.used();
+}
+
+Result<ShardedStep> ShardedStep::make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
+                                      const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
+                                      const ShardedSettings& settings) {
+  if (Status s = distributed::refuse(group, shard, batch, options, settings); !s.ok()) return s;
+  const Result<std::size_t> bytes = memory_bytes(shard, batch, cache, options, lengths, settings);
+  if (!bytes.ok()) return bytes.status();
+  if (memory.size() < bytes.value() || reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment != 0)
+    return Status{Code::invalid_argument, formatted("memory: {} bytes at {}, expected {}, {}-byte aligned", memory.size(),
+                                                    static_cast<const void*>(memory.data()), bytes.value(), kAlignment)};
+  const Result<Indices> indices = indices_of(shard, batch, options, lengths);
+  if (!indices.ok()) return indices.status();
+  const PartialLayout layout = layout_of(batch, cache, settings);
+  ShardedStep step;
+  step.shard_ = shard;
+  step.settings_ = settings;
+  Places places(memory.data());
+  indices->place(places, layout.memory, step.own_);
+  step.partial_ = places.take(layout.bytes());
+  step.received_ = places.take(received_bytes(layout, shard.world, settings));
+  step.own_.query = batch.query;
+  step.own_.q_scale = batch.q_scale;
+  step.own_.output = only(layout.outs(step.partial_, 1));
+  step.own_.lse = only(layout.lses(step.partial_, 1));
+  if (Status s = distributed::check_tensors(step.own_, batch, cache, options, layout, step.received_, settings, shard.world);
+      !s.ok())
+    return s;
+  if (settings.check_ranks)
+    if (Status s = distributed::agree(group, shard, batch, cache, options, lengths, layout, settings); !s.ok()) return s;
+  const Result<std::vector<std::int64_t>> table = rows_of(batch.block_table, indices.value());
+  if (!table.ok()) return table.status();
+  if (Status s = indices->fill(step.own_, table.value()); !s.ok()) return s;
+  PlanSettings how;
+  how.num_threads = settings.executor != nullptr ? settings.executor->num_threads() : 0;
+  if (layout.memory != Memory::cpu) {
+    how.max_query_len = longest(indices->lengths.query_start_loc);
+    how.max_seq_len = 1;
+    for (const std::int64_t n : indices->lengths.seq_lens) how.max_seq_len = std::max(how.max_seq_len, n);
+  }
+  Options own_options = options;
+  if (shard.rank != 0) own_options.sinks = Tensor{};
+  Result<Plan> made = quire::plan(step.own_, cache, own_options, how);
+  if (!made.ok()) return made.status();
+  step.plan_ = std::move(made).value();
+  return step;
+}
+
+Status ShardedStep::exchange_and_merge(Exchange& exchange, const Batch& batch, void* stream) const {
+  const std::int64_t world = shard_.world;
+  const PartialLayout all{own_.output.shape[0], own_.output.shape[1], own_.output.shape[2], own_.output.dtype,
+                          own_.output.memory};
+  const PartialLayout own = all.with_heads(all.heads / world);
+  const MergeOptions how{.executor = settings_.executor, .stream = stream, .output_scale = batch.output_scale};
+  if (!settings_.swap_heads) {
+    if (Status s = exchange.all_gather(partial_, received_, all.bytes(), stream); !s.ok()) return s;
+    Tensor outs = all.outs(received_, world), lses = all.lses(received_, world);
+    if (settings_.own_heads) {
+      outs = heads_of(outs, 2, shard_.rank * own.heads, own.heads);
+      lses = heads_of(lses, 2, shard_.rank * own.heads, own.heads);
+    }
+    return merge_many(outs, lses, batch.output, batch.lse, how);
+  }
+  if (Status s = exchange.all_to_all(partial_, received_, own.bytes(), stream); !s.ok()) return s;
+  const Tensor outs = own.outs(received_, world), lses = own.lses(received_, world);
+  if (settings_.own_heads) return merge_many(outs, lses, batch.output, batch.lse, how);
+  const MergeOptions plain{.executor = settings_.executor, .stream = stream};
+  if (Status s = merge_many(outs, lses, only(own.outs(partial_, 1)), only(own.lses(partial_, 1)), plain); !s.ok()) return s;
+  std::byte* const shares = received_ + all.bytes();
+  if (Status s = exchange.all_gather(partial_, shares, own.bytes(), stream); !s.ok()) return s;
+  for (std::int64_t k = 0; k < world; ++k) {  // a stack of one part is a conversion to the output's type
+    std::byte* const from = shares + k * static_cast<std::int64_t>(own.bytes());
+    const Tensor lse = batch.lse.present() ? heads_of(batch.lse, 1, k * own.heads, own.heads) : Tensor{};
+    const Tensor out = heads_of(batch.output, 1, k * own.heads, own.heads);
+    if (Status s = merge_many(own.outs(from, 1), own.lses(from, 1), out, lse, how); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status ShardedStep::run(Exchange& exchange, const Batch& batch, const KVCache& cache, const Options& options,
+                        std::span<std::byte> workspace, void* stream) const {
+  Batch own = own_;
+  own.query = batch.query;
+  own.q_scale = batch.q_scale;
+  Options own_options = options;
+  if (shard_.rank != 0) own_options.sinks = Tensor{};  // one logit in the denominator: one rank counts it
+  if (Status s = attend(plan_, own, cache, own_options, workspace, {.executor = settings_.executor, .stream = stream}); !s.ok())
+    return s;
+  return exchange_and_merge(exchange, batch, stream);
+}
+
+}  // namespace quire
