@@ -123,7 +123,7 @@ def violations(root: Path) -> "list[str]":
 
 NAMESPACE = re.compile(r"^namespace (quire(?:::\w+)+) \{", re.MULTILINE)
 # A backend implements these namespaces of other folders: src/device's interface, and the names of the SIMT stand-in's builtins.
-IMPLEMENTED = {"quire::device": "src/backend/", "quire::simt": "src/backend/", "quire::gpu::matrix": "src/backend/hip/"}
+IMPLEMENTED = {"quire::device": "src/backend/", "quire::simt": "src/backend/"}
 
 
 def namespaces_of(file: str) -> "set[str]":
