@@ -62,12 +62,11 @@ std::vector<DeviceList> mla_lists(const Plan& plan) {
   list.tile_keys = kMla.tile_keys;
   list.max_rows = kMaxInt32;
   list.num_blocks = list.target_items = plan.num_threads;
-  list.rounded_weights = true;
   set_capacities(list, plan, {.lowest_tile_rows = generic_instead(plan, list).tile_rows});
   return {list};
 }
 
-constexpr Body kMlaBodies[] = {{.role = Role::rows, .name = "sm90_mla"}};
+constexpr Body kMlaBodies[] = {{.role = Role::rows, .name = "sm90_mla", .rounds_weights = true}};
 constexpr GpuTraits kMlaTraits = {.lists = mla_lists, .instead = generic_instead, .bodies = kMlaBodies};
 
 }  // namespace
