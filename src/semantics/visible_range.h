@@ -67,11 +67,13 @@ QUIRE_HD KeyRangeIn<Int> visible_range(std::type_identity_t<Int> q_pos, std::typ
   return {begin, end};
 }
 
-/// Union over query positions [first, last]; contiguous because both ends grow with the position.
+/// Union over query positions [first, last]; contiguous because both ends grow with the position. The window comes by reference:
+/// read where it is needed, it takes a device no register before.
 template <class Int = std::int64_t>
 QUIRE_HD KeyRangeIn<Int> visible_range(std::type_identity_t<Int> first, std::type_identity_t<Int> last,
-                                       std::type_identity_t<Int> window) {
-  return {visible_range<Int>(first, window).begin, last + 1};
+                                       const std::type_identity_t<Int>& window) {
+  const Int begin = window > 0 && first >= window ? first + 1 - window : 0;
+  return {begin, last + 1};
 }
 
 }  // namespace quire::semantics
