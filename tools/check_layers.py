@@ -29,7 +29,7 @@ THREADS = ["src/threads/"]
 SEMANTICS = ["src/semantics/", *TEXT]
 SCHEDULE = ["src/schedule/"]
 NUMERICS = ["src/numerics/"]
-DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "host_device")), *TEXT]
+DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "qualifiers")), *TEXT]
 
 # Folder -> what its files may include besides their own folder. The longest matching folder counts.
 ALLOWED = {

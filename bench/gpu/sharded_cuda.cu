@@ -253,6 +253,9 @@ struct Part {
     batch.output = on_gpu(q, hold(blank.data(), blank.size() * 2));
     std::vector<float> none(q.shape[0] * q.shape[1], NAN);
     batch.lse = on_gpu(Tensor::contiguous(nullptr, DType::f32, q.shape[0], q.shape[1]), hold(none.data(), none.size() * 4));
+    options = c.options;
+    if (options.sinks.present())
+      options.sinks = on_gpu(options.sinks, hold(options.sinks.data, options.sinks.num_elements() * 4));
     batch.query_start_loc = on_gpu(Tensor::contiguous(nullptr, DType::i64, reqs + 1), hold(starts.data(), starts.size() * 8));
     batch.seq_lens = on_gpu(Tensor::contiguous(nullptr, DType::i64, reqs), hold(lengths.data(), lengths.size() * 8));
     batch.block_table = on_gpu(Tensor::contiguous(nullptr, DType::i32, reqs, pages), hold(rows.data(), rows.size() * 4));
@@ -265,6 +268,7 @@ struct Part {
   std::vector<Device> memory;
   Batch batch;
   KVCache cache;
+  Options options;
 };
 
 /// Output and lse of one step of a case on this rank.
@@ -278,12 +282,12 @@ Rows run_case(const Rank& rank, const Case& c, const ShardedSettings& settings) 
   const ContextShard shard{.rank = rank.index, .world = rank.world, .interleave = kPage};
   Part part(c, shard, rank.index);
   const HostLengths lengths{part.starts, part.lengths};
-  const std::size_t bytes = must(ShardedStep::memory_bytes(shard, part.batch, part.cache, c.options, lengths, settings));
+  const std::size_t bytes = must(ShardedStep::memory_bytes(shard, part.batch, part.cache, part.options, lengths, settings));
   const Device memory(bytes);
-  const ShardedStep step = must(ShardedStep::make(rank.group, shard, part.batch, part.cache, c.options, lengths,
+  const ShardedStep step = must(ShardedStep::make(rank.group, shard, part.batch, part.cache, part.options, lengths,
                                                   {static_cast<std::byte*>(memory.data()), bytes}, settings));
   const Device workspace(step.workspace_bytes());
-  must(step.run(rank.nccl, part.batch, part.cache, c.options,
+  must(step.run(rank.nccl, part.batch, part.cache, part.options,
                 {static_cast<std::byte*>(workspace.data()), step.workspace_bytes()}));
   must(cudaDeviceSynchronize());
   Rows rows{std::vector<std::uint16_t>(part.batch.output.num_elements()), std::vector<float>(part.batch.lse.num_elements())};
@@ -366,6 +370,7 @@ void run_rank(int index, int world, Communicator& group, std::barrier<>& all, st
 }  // namespace
 
 int main(int argc, char** argv) {
+  setenv("NCCL_NVLS_ENABLE", "0", /*replace=*/0);  // multicast needs rights that containers often lack
   int world = 0;
   must(cudaGetDeviceCount(&world));
   for (int i = 1; i + 1 < argc; i += 2)

@@ -105,7 +105,7 @@ struct Cascade {
   DType partials = DType::f32;
   Memory memory = Memory::cpu;
   std::int64_t num_tokens = 0;  ///< rows of query, padding rows included
-  std::uint64_t lengths = 0;    ///< digest of the lengths and tables that were planned
+  std::uint64_t digest = 0;     ///< digest of the lengths and tables that were planned
   std::int64_t num_parts() const noexcept { return static_cast<std::int64_t>(levels.size()); }
 };
 

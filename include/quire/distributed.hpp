@@ -168,8 +168,8 @@ class Exchange {
 
 /// NCCL between the GPUs that are current on each rank's thread. libnccl.so.2 is opened at run time (QUIRE_NCCL_LIBRARY names
 /// another); `unsupported` says what is missing. `group` carries NCCL's id, in host memory: MPI's, or threads' of one process.
-/// All ranks call it. NVLink multicast stays off unless NCCL_NVLS_ENABLE says otherwise. The communicator ends with the object,
-/// on every rank.
+/// All ranks call it; a rank that fails tells the others by group.fail(). NCCL reads its own environment: NCCL_NVLS_ENABLE=0
+/// keeps NVLink multicast off, which containers often forbid. The communicator ends with the object, on every rank.
 Result<std::unique_ptr<Exchange>> nccl_exchange(Communicator& group);
 
 struct ShardedSettings {
@@ -207,7 +207,8 @@ class ShardedStep {
                                           const Options& options, const HostLengths& lengths,
                                           const ShardedSettings& settings = {});
   /// Applies the rules of attend_sharded(), compares the ranks, writes index arrays to `memory` (64-byte aligned, in the memory
-  /// of the batch) and plans. On a GPU it reads block_table and waits. All ranks call it; a refused rank calls group.fail().
+  /// of the batch) and plans. On a GPU it reads block_table and waits, and writes `memory` at once: no earlier step may still use
+  /// it. All ranks call it; a refused rank tells the others by group.fail().
   static Result<ShardedStep> make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
                                   const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
                                   const ShardedSettings& settings = {});
@@ -216,12 +217,16 @@ class ShardedStep {
   /// Plan of the rank's own attention.
   const Plan& plan() const noexcept { return plan_; }
   /// Attends to the rank's keys, exchanges once, merges once. Tensors have the shapes and types of make(). On a GPU run()
-  /// enqueues and returns, and may be captured in a graph. It does not read the batch's index tensors.
+  /// enqueues and returns, and may be captured in a graph. It does not read the batch's index tensors. A rank that is refused
+  /// here exchanges nothing, and an Exchange has no time limit: the caller tells the others.
   Status run(Exchange& exchange, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
              void* stream = nullptr) const;
 
  private:
   ShardedStep() = default;
+  static Result<ShardedStep> made_on_rank(Communicator& group, const ContextShard& shard, const Batch& batch,
+                                          const KVCache& cache, const Options& options, const HostLengths& lengths,
+                                          std::span<std::byte> memory, const ShardedSettings& settings);
   Status exchange_and_merge(Exchange& exchange, const Batch& batch, void* stream) const;
 
   ContextShard shard_;

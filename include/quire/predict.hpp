@@ -16,7 +16,7 @@ namespace quire {
 /// Predicted time of one list of a GPU plan: the longer of the time to read K and V and the time of the unit (a block of threads,
 /// or a pair of blocks) with most work, plus launch, first keys and merge.
 struct ListPrediction {
-  std::string served_by;           ///< "sm90_decode", "sm90_wide", "sm90_prefill", "mma_short", "mma_tall" or "generic"
+  std::string served_by;           ///< name of the kernel body: "sm90_decode", "mma_tall", "generic", ... (Body::name)
   std::int64_t tile_rows = 0;      ///< score rows per tile
   std::int64_t tile_keys = 0;      ///< keys per tile
   std::int64_t units = 0;          ///< units that share the items

@@ -90,7 +90,7 @@ Status same_batch(const Cascade& c, const Batch& batch, const KVCache& cache, co
   Problem now = problem_of(batch, cache, options);
   if (c.memory != Memory::cpu) now.reqs = c.problem.reqs, now.num_padding_rows = c.problem.num_padding_rows;
   now.lse = c.problem.lse;
-  if (c.memory == Memory::cpu && cascade::digest_of(now, cascade::table_of(batch, now)) != c.lengths)
+  if (c.memory == Memory::cpu && cascade::digest_of(now, cascade::table_of(batch, now)) != c.digest)
     return other_batch("lengths or tables are others");
   if (!(now == c.problem)) return other_batch("types, sizes or options are others");
   return {};

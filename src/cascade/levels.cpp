@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Levels of a cascade as ordinary batches, and their index arrays.
 #include "cascade/levels.h"
 
 #include <algorithm>

@@ -81,7 +81,7 @@ Result<Cascade> planned(const Batch& batch, const KVCache& cache, const Options&
   made.num_tokens = batch.query.shape[0];
   made.partials = partials_of(settings, batch);
   const HostTable table = cascade::table_of(host.value(), made.problem);
-  made.lengths = cascade::digest_of(made.problem, table);
+  made.digest = cascade::digest_of(made.problem, table);
   Result<SharedPrefixes> shared = shared_by(made.problem, table, device.value(), settings);
   if (!shared.ok()) return shared.status();
   made.shared = std::move(shared.value());

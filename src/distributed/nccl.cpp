@@ -49,8 +49,6 @@ Result<void*> open_nccl() {
 }
 
 Result<NcclApi> load_nccl() {
-  // NCCL reads it once, when the first communicator is made. Multicast needs rights that containers often lack.
-  setenv("NCCL_NVLS_ENABLE", "0", /*replace=*/0);
   const Result<void*> library = open_nccl();
   if (!library.ok()) return library.status();
   NcclApi api{};
@@ -130,8 +128,11 @@ Result<std::unique_ptr<Exchange>> nccl_exchange(Communicator& group) {
   const Result<NcclId> id = shared_id(group, api.value());
   if (!id.ok()) return id.status();
   NcclComm comm = nullptr;
-  if (const NcclResult result = api->comm_init_rank(&comm, group.world(), id.value(), group.rank()); result != kNcclSuccess)
-    return Status{Code::device_error, formatted("ncclCommInitRank: {}", api->get_error_string(result))};
+  if (const NcclResult result = api->comm_init_rank(&comm, group.world(), id.value(), group.rank()); result != kNcclSuccess) {
+    const Status status(Code::device_error, formatted("ncclCommInitRank: {}", api->get_error_string(result)));
+    group.fail(status.message());
+    return status;
+  }
   return std::unique_ptr<Exchange>(std::make_unique<NcclExchange>(api.value(), comm, group.world()));
 }
 

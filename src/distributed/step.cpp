@@ -2,6 +2,7 @@
 // ShardedStep: this rank's batch and its partial results in the memory that the caller gave, planned once; layers attend,
 // exchange and merge. Host and device memory differ in how index arrays get there, and in who waits.
 #include <cstring>
+#include <exception>
 
 #include "device/runtime.h"
 #include "device/staging.h"
@@ -30,10 +31,21 @@ PartialLayout layout_of(const Batch& batch, const KVCache& cache, const ShardedS
   return {batch.query.shape[0], batch.query.shape[1], v_head_dim(cache), partials_dtype(batch, settings), batch.query.memory};
 }
 
-/// Bytes of what comes from other ranks: all of their partial results; or with swap_heads a share of each, and then all merged
-/// shares.
-std::size_t received_bytes(const PartialLayout& layout, std::int32_t world, const ShardedSettings& settings) {
-  return layout.bytes() * (settings.swap_heads ? 2 : static_cast<std::size_t>(world));
+/// Merged rows of one rank's share of the heads, before they are gathered. They have the type of the output, so that the exchange
+/// rounds nothing; an 8-bit output is rounded from f32 at the end, as if it had been merged directly.
+PartialLayout share_of(const PartialLayout& layout, const Tensor& output, std::int32_t world) {
+  PartialLayout share = layout.with_heads(layout.heads / world);
+  share.dtype = is_fp8(output.dtype) ? DType::f32 : output.dtype;
+  return share;
+}
+
+/// Bytes of what comes from other ranks: all of their partial results; or with swap_heads a share of each, then this rank's
+/// merged share and those of all.
+std::size_t received_bytes(const PartialLayout& layout, const Tensor& output, std::int32_t world,
+                           const ShardedSettings& settings) {
+  if (!settings.swap_heads) return layout.bytes() * static_cast<std::size_t>(world);
+  const std::size_t shares = settings.own_heads ? 0 : static_cast<std::size_t>(world) + 1;
+  return layout.bytes() + shares * share_of(layout, output, world).bytes();
 }
 
 /// Drops masks of batches whose requests are causal or have one row at the end of its keys, which sees all keys anyway: more
@@ -81,18 +93,19 @@ struct Indices {
 
   /// Sets the tensors of `own`, in the order of memory. Addresses are null if `places` has none.
   void place(Places& places, Memory where, Batch& own) const {
-    const auto array = [&](DType dtype, std::int64_t n, std::int64_t columns) {
-      void* const at = places.take(static_cast<std::size_t>(n * std::max<std::int64_t>(columns, 1) * itemsize(dtype)));
-      Tensor t = columns == 0 ? Tensor::contiguous(at, dtype, n) : Tensor::contiguous(at, dtype, n, columns);
+    const auto put = [&](Tensor t) {
+      // An array without elements has an address, too.
+      t.data = places.take(static_cast<std::size_t>(std::max<std::int64_t>(t.num_elements() * itemsize(t.dtype), 1)));
       t.memory = where;
       return t;
     };
-    own.query_start_loc = array(DType::i64, segments() + 1, 0);
-    own.seq_lens = array(DType::i64, segments(), 0);
-    own.block_table = array(DType::i64, segments(), pages_per_request);
-    if (!lengths.causal.empty()) own.causal = array(DType::u8, segments(), 0);
-    if (!lengths.q_begin.empty()) own.q_begin = array(DType::i64, segments(), 0);
-    if (!lengths.key_begin.empty()) own.key_begin = array(DType::i64, segments(), 0);
+    const auto array = [&](DType dtype, std::int64_t n) { return put(Tensor::contiguous(nullptr, dtype, n)); };
+    own.query_start_loc = array(DType::i64, segments() + 1);
+    own.seq_lens = array(DType::i64, segments());
+    own.block_table = put(Tensor::contiguous(nullptr, DType::i64, segments(), pages_per_request));
+    if (!lengths.causal.empty()) own.causal = array(DType::u8, segments());
+    if (!lengths.q_begin.empty()) own.q_begin = array(DType::i64, segments());
+    if (!lengths.key_begin.empty()) own.key_begin = array(DType::i64, segments());
   }
 
   Status fill(const Batch& own, const std::vector<std::int64_t>& table) const {
@@ -131,9 +144,14 @@ Result<std::vector<std::int64_t>> rows_of(Tensor table, const Indices& indices) 
 
 /// Ranks and types that the sizes below rely on.
 Status check_shapes(const Batch& batch, const KVCache& cache, const Options& options, const HostLengths& lengths) {
-  if (batch.query.rank != 3 || batch.output.rank != 3 || batch.block_table.rank != 2 || batch.seq_lens.rank != 1 ||
-      batch.query_start_loc.rank != 1 || cache.v.rank < 4)
+  const Tensor& table = batch.block_table;
+  const bool has_table = table.rank == 2 && (table.dtype == DType::i32 || table.dtype == DType::i64) &&
+                         table.memory == batch.query.memory && table.shape[0] == batch.seq_lens.shape[0] &&
+                         (table.data != nullptr || table.num_elements() == 0);
+  if (batch.query.rank != 3 || batch.output.rank != 3 || batch.seq_lens.rank != 1 || batch.query_start_loc.rank != 1 ||
+      cache.v.rank < 4 || !has_table)
     if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
+  if (!has_table) return {Code::invalid_argument, "block_table: expected [num_reqs, pages] i32 or i64 where query is"};
   const auto said = [](const char* name, std::size_t got, std::int64_t expected) -> Status {
     return {Code::invalid_argument, formatted("lengths.{}: {} values, expected {} as the batch", name, got, expected)};
   };
@@ -143,6 +161,9 @@ Status check_shapes(const Batch& batch, const KVCache& cache, const Options& opt
     return said("query_start_loc", lengths.query_start_loc.size(), batch.query_start_loc.shape[0]);
   return {};
 }
+
+/// Failure of an allocation, or lengths of which no memory holds so many.
+Status no_memory() { return {Code::out_of_memory, "a sharded step: no memory for lengths and tables"}; }
 
 std::int64_t longest(std::span<const std::int64_t> starts) {
   std::int64_t most = 1;
@@ -154,7 +175,7 @@ std::int64_t longest(std::span<const std::int64_t> starts) {
 
 Result<std::size_t> ShardedStep::memory_bytes(const ContextShard& shard, const Batch& batch, const KVCache& cache,
                                               const Options& options, const HostLengths& lengths,
-                                              const ShardedSettings& settings) {
+                                              const ShardedSettings& settings) try {
   if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();
   if (Status s = check_shapes(batch, cache, options, lengths); !s.ok()) return s;
   const Result<Indices> indices = indices_of(shard, batch, options, lengths);
@@ -164,13 +185,29 @@ Result<std::size_t> ShardedStep::memory_bytes(const ContextShard& shard, const B
   Batch own;
   indices->place(places, batch.query.memory, own);
   places.take(layout.bytes());
-  places.take(received_bytes(layout, shard.world, settings));
+  places.take(received_bytes(layout, batch.output, shard.world, settings));
   return places.used();
+} catch (const std::exception&) {
+  return no_memory();
 }
 
 Result<ShardedStep> ShardedStep::make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
                                       const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
                                       const ShardedSettings& settings) {
+  Result<ShardedStep> made = no_memory();
+  try {
+    made = made_on_rank(group, shard, batch, cache, options, lengths, memory, settings);
+  } catch (const std::exception&) {  // the vectors of lengths and tables
+  }
+  // Every rank has found a broken Q-D05 for itself; of anything else the others are told.
+  const Status& status = made.status();
+  if (!status.ok() && status.code() != Code::rank_failed && status.rule() != "Q-D05") group.fail(status.message());
+  return made;
+}
+
+Result<ShardedStep> ShardedStep::made_on_rank(Communicator& group, const ContextShard& shard, const Batch& batch,
+                                              const KVCache& cache, const Options& options, const HostLengths& lengths,
+                                              std::span<std::byte> memory, const ShardedSettings& settings) {
   if (Status s = distributed::refuse(group, shard, batch, options, settings); !s.ok()) return s;
   const Result<std::size_t> bytes = memory_bytes(shard, batch, cache, options, lengths, settings);
   if (!bytes.ok()) return bytes.status();
@@ -186,7 +223,7 @@ Result<ShardedStep> ShardedStep::make(Communicator& group, const ContextShard& s
   Places places(memory.data());
   indices->place(places, layout.memory, step.own_);
   step.partial_ = places.take(layout.bytes());
-  step.received_ = places.take(received_bytes(layout, shard.world, settings));
+  step.received_ = places.take(received_bytes(layout, batch.output, shard.world, settings));
   step.own_.query = batch.query;
   step.own_.q_scale = batch.q_scale;
   step.own_.output = only(layout.outs(step.partial_, 1));
@@ -232,15 +269,17 @@ Status ShardedStep::exchange_and_merge(Exchange& exchange, const Batch& batch, v
   if (Status s = exchange.all_to_all(partial_, received_, own.bytes(), stream); !s.ok()) return s;
   const Tensor outs = own.outs(received_, world), lses = own.lses(received_, world);
   if (settings_.own_heads) return merge_many(outs, lses, batch.output, batch.lse, how);
+  const PartialLayout share = share_of(all, batch.output, shard_.world);
+  std::byte* const mine = received_ + all.bytes();
+  std::byte* const shares = mine + share.bytes();
   const MergeOptions plain{.executor = settings_.executor, .stream = stream};
-  if (Status s = merge_many(outs, lses, only(own.outs(partial_, 1)), only(own.lses(partial_, 1)), plain); !s.ok()) return s;
-  std::byte* const shares = received_ + all.bytes();
-  if (Status s = exchange.all_gather(partial_, shares, own.bytes(), stream); !s.ok()) return s;
-  for (std::int64_t k = 0; k < world; ++k) {  // a stack of one part is a conversion to the output's type
-    std::byte* const from = shares + k * static_cast<std::int64_t>(own.bytes());
+  if (Status s = merge_many(outs, lses, only(share.outs(mine, 1)), only(share.lses(mine, 1)), plain); !s.ok()) return s;
+  if (Status s = exchange.all_gather(mine, shares, share.bytes(), stream); !s.ok()) return s;
+  for (std::int64_t k = 0; k < world; ++k) {  // a stack of one part is a copy, or the rounding of an 8-bit output
+    std::byte* const from = shares + k * static_cast<std::int64_t>(share.bytes());
     const Tensor lse = batch.lse.present() ? heads_of(batch.lse, 1, k * own.heads, own.heads) : Tensor{};
     const Tensor out = heads_of(batch.output, 1, k * own.heads, own.heads);
-    if (Status s = merge_many(own.outs(from, 1), own.lses(from, 1), out, lse, how); !s.ok()) return s;
+    if (Status s = merge_many(share.outs(from, 1), share.lses(from, 1), out, lse, how); !s.ok()) return s;
   }
   return {};
 }

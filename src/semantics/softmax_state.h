@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running softmax: a maximum and a sum, and how two of them combine. Kernels merge by these functions alone.
+// The running softmax: a maximum and a sum, and how two of them combine. Kernels that merge states call them.
 //
 // A state stands for a set of keys: max = max s(k), sum = sum exp(s(k) - max). The empty set is (-inf, 0).
 // Combining is commutative and associative up to rounding, exact when one side is empty, and never produces NaN from

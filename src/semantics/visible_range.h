@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Visibility: the keys that a query row sees. Nothing else in Quire's kernels knows causality and the windows.
+// Visibility: the keys that a query row sees. Kernels cut ranges and mask tiles by what it says.
 //
 // Positions count from the first key of a request: key j is at j, and row i at q_begin - key_begin + i, which may be negative or
 // beyond the last key. Masks and distances depend on differences of positions alone, so global positions are not needed here.

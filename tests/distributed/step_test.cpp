@@ -16,6 +16,7 @@ namespace quire::test {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::AllOf;
 using testing::HasSubstr;
 
 std::vector<std::int64_t> host_values(const Tensor& t) {
@@ -41,9 +42,10 @@ Status run_layer(const ShardedStep& step, Exchange& exchange, Batch batch, const
   const std::int64_t heads = batch.output.shape[1];
   const Tensor& q = c.batch.query;
   batch.query = Tensor::contiguous(query.data(), q.dtype, q.shape[0], q.shape[1], q.shape[2]);
-  out.assign(static_cast<std::size_t>(q.shape[0] * heads * q.shape[2] * itemsize(q.dtype)), std::byte{0xFF});
+  const DType out_dtype = c.batch.output.dtype;
+  out.assign(static_cast<std::size_t>(q.shape[0] * heads * q.shape[2] * itemsize(out_dtype)), std::byte{0xFF});
   lse.assign(static_cast<std::size_t>(q.shape[0] * heads), 0);
-  batch.output = Tensor::contiguous(out.data(), q.dtype, q.shape[0], heads, q.shape[2]);
+  batch.output = Tensor::contiguous(out.data(), out_dtype, q.shape[0], heads, q.shape[2]);
   batch.lse = Tensor::contiguous(lse.data(), DType::f32, q.shape[0], heads);
   return step.run(exchange, batch, mine.cache, c.options, workspace.at_least(step.workspace_bytes()));
 }
@@ -67,9 +69,9 @@ Layers run_step(const Case& c, std::int32_t world, ShardedSettings settings) {
     batch.cached_lens = batch.key = batch.value = batch.slot_mapping = batch.lse = Tensor{};
     std::vector<std::byte> first(static_cast<std::size_t>(batch.query.num_elements() * itemsize(batch.query.dtype)));
     std::memcpy(first.data(), batch.query.data, first.size());
-    std::vector<std::byte> place(first.size());
+    std::vector<std::byte> place(2 * first.size());
     const std::int64_t heads = settings.own_heads ? batch.query.shape[1] / world : batch.query.shape[1];
-    batch.output = Tensor::contiguous(place.data(), batch.query.dtype, batch.query.shape[0], heads, batch.query.shape[2]);
+    batch.output = Tensor::contiguous(place.data(), c.batch.output.dtype, batch.query.shape[0], heads, batch.query.shape[2]);
     const HostLengths lengths{starts, keys};
     const Result<std::size_t> bytes = ShardedStep::memory_bytes(shard, batch, mine.cache, c.options, lengths, settings);
     if (!bytes.ok()) return bytes.status();
@@ -155,6 +157,38 @@ TEST(ShardedStep, PartialsOfTheQuerysTypeAreHalfAsManyBytesAndRight) {
                 b = semantics::load(wide.out[0][0].data(), DType::f16, at);
     ASSERT_LE(std::abs(a - b), std::ldexp(largest, -11) + std::ldexp(std::abs(b), -10)) << "element " << i;
   }
+}
+
+TEST(ShardedStep, ExchangesRoundNothing) {
+  Case c = case_of("q=f16 out=f32 heads=8:4 d=32 page=8 reqs=1@40,7@30,1@200 seed=6");
+  const auto all = run_step(c, 2, {.partials = DType::f16}),
+             swapped = run_step(c, 2, {.swap_heads = true, .partials = DType::f16});
+  EXPECT_EQ(all.out[0], swapped.out[0]);
+  EXPECT_EQ(all.lse[0], swapped.lse[0]);
+}
+
+TEST(ShardedStep, ARankMayHoldNoPage) {
+  const Case c = case_of("q=f16 heads=8:4 d=32 page=8 reqs=1@3,1@5 seed=7");
+  auto group = local_group(2, milliseconds(60000));
+  InlineExecutor inline_executor;
+  Layers made;
+  made.out[0].resize(2), made.lse[0].resize(2);
+  const Tensor& q = c.batch.query;
+  const auto statuses = on_threads(2, [&](std::int32_t k) {
+    const auto i = static_cast<std::size_t>(k);
+    const ContextShard shard{.rank = k, .world = 2, .interleave = 8};  // rank 0 holds all tokens
+    const RankCache mine(c, shard, 8);
+    Batch batch = c.batch;
+    batch.block_table = k == 0 ? mine.block_table : Tensor::contiguous(nullptr, DType::i32, 2, 0);
+    batch.cached_lens = batch.key = batch.value = batch.slot_mapping = Tensor{};
+    made.out[0][i].resize(static_cast<std::size_t>(q.num_elements() * 2));
+    made.lse[0][i].resize(static_cast<std::size_t>(q.shape[0] * q.shape[1]));
+    batch.output = Tensor::contiguous(made.out[0][i].data(), DType::f16, q.shape[0], q.shape[1], q.shape[2]);
+    batch.lse = Tensor::contiguous(made.lse[0][i].data(), DType::f32, q.shape[0], q.shape[1]);
+    return attend_sharded(*group.value()[i], shard, batch, mine.cache, c.options, {.executor = &inline_executor});
+  });
+  for (const Status& s : statuses) EXPECT_TRUE(s.ok()) << s.message();
+  EXPECT_EQ(judged(c, made, 0), "");
 }
 
 TEST(ShardedStep, RefusalsNameWhatIsWrong) {

@@ -178,13 +178,15 @@ QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, 
   for (std::int64_t i = thread_index(); i < count.slices.value && first + i < work.max_slices; i += kScheduleThreads) {
     const int tile = last_at_or_below(block.slice_begin, static_cast<std::int32_t>(i));
     const std::int32_t part_keys = block.part_keys[tile];
-    WorkSlice slice = block.slice[tile];
-    slice.part = static_cast<std::int32_t>(i) - block.slice_begin[tile];
-    const std::int64_t first_cut = std::int64_t{schedule::cut_origin(slice.key_begin, work.split_keys)} + part_keys;
-    const auto keys = schedule::part_of<std::int32_t>({slice.key_begin, slice.key_end}, slice.part, first_cut, part_keys);
+    const std::int32_t part = static_cast<std::int32_t>(i) - block.slice_begin[tile];
+    const WorkSlice& whole = block.slice[tile];
+    const std::int64_t first_cut = std::int64_t{schedule::cut_origin(whole.key_begin, work.split_keys)} + part_keys;
+    const auto keys = schedule::part_of<std::int32_t>({whole.key_begin, whole.key_end}, part, first_cut, part_keys);
+    WorkSlice& slice = work.slices[first + i];
+    slice = whole;
+    slice.part = part;
     slice.key_begin = keys.begin;
     slice.key_end = keys.end;
-    work.slices[first + i] = slice;
   }
   const std::int64_t merges = static_cast<std::int64_t>(done.merges.value) + count.merges.value;
   const std::int64_t end = (merges < work.max_merges ? merges : work.max_merges) * a.num_kv_heads;

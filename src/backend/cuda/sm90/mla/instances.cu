@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instances of mla/kernel.h: and mla/merge.h: by the type of query and cache. Budget: 4 kernels.
+// The instances of mla/kernel.h and mla/merge.h, by the type of query and cache. Budget: 4 kernels.
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/mla/kernel.h"
 #include "backend/cuda/sm90/mla/merge.h"
