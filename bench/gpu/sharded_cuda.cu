@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // ShardedStep over NCCL from C++, a thread for each GPU: checks rows against fp64, then times a layer beside one GPU's attend().
 //
-// usage: sharded_cuda [--gpus N]
+// usage: sharded_cuda [--gpus N] [--stream]
 //
 // Checks: partial results in f32 against reference() with its tolerance; in bf16 against those of f32, which differ by half an
 // ulp of the partial outputs and of the result; equal bits on every rank; both exchanges. Times: 8 layers in a CUDA graph, each
-// with a cache of its own, bf16, 32:8 heads, d 128, page 16, interleaved by pages; one GPU and all GPUs in turn. Prints one JSON;
-// the exit status is 1 if a row is wrong.
+// with a cache of its own, bf16, 32:8 heads, d 128, page 16, interleaved by pages; one GPU and all GPUs in turn. --stream:
+// enqueued, not replayed from a graph. Prints one JSON; the exit status is 1 if a row is wrong. What happens is said on stderr.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -136,26 +137,36 @@ struct Decode {
   Batch batch;
 };
 
-/// Work that was captured: median us of a layer.
+bool g_graphs = true;  ///< times come from replays of a graph
+
+/// Work that is enqueued again and again.
 class Graph {
  public:
-  template <class Enqueue>
-  explicit Graph(Enqueue&& enqueue) {
+  explicit Graph(std::function<void(cudaStream_t)> enqueue) : enqueue_(std::move(enqueue)) {
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    enqueue(stream_);  // once outside: what is loaded lazily is there
+    enqueue_(stream_);  // once outside: what is loaded lazily is there
     must(cudaStreamSynchronize(stream_));
+    must(cudaEventCreate(&begin_)), must(cudaEventCreate(&end_));
+    if (!g_graphs) return;
     cudaGraph_t graph = nullptr;
     must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    enqueue(stream_);
+    enqueue_(stream_);
     must(cudaStreamEndCapture(stream_, &graph));
     must(cudaGraphInstantiate(&replay_, graph, 0));
-    must(cudaEventCreate(&begin_)), must(cudaEventCreate(&end_));
+    must(cudaGraphDestroy(graph));
+  }
+  Graph(const Graph&) = delete;
+  /// NCCL's communicator waits for graphs that captured its exchanges.
+  ~Graph() {
+    if (replay_ != nullptr) cudaGraphExecDestroy(replay_);
+    cudaEventDestroy(begin_), cudaEventDestroy(end_);
+    cudaStreamDestroy(stream_);
   }
   /// Replays of one timing follow a first one, which brings the ranks together.
   double us() {
-    must(cudaGraphLaunch(replay_, stream_));
+    again();
     must(cudaEventRecord(begin_, stream_));
-    for (int i = 0; i < 4; ++i) must(cudaGraphLaunch(replay_, stream_));
+    for (int i = 0; i < 4; ++i) again();
     must(cudaEventRecord(end_, stream_));
     must(cudaEventSynchronize(end_));
     float ms = 0;
@@ -164,6 +175,12 @@ class Graph {
   }
 
  private:
+  void again() {
+    if (replay_ == nullptr) return enqueue_(stream_);
+    must(cudaGraphLaunch(replay_, stream_));
+  }
+
+  std::function<void(cudaStream_t)> enqueue_;
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t replay_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
@@ -346,6 +363,7 @@ void run_rank(int index, int world, Communicator& group, std::barrier<>& all, st
   const Rank rank{index, world, group, *nccl, all};
   std::string said;
   for (const char* line : kLines) {
+    std::fprintf(stderr, "rank %d checks %s\n", index, line);
     const std::string bad = check_line(rank, line, shared);
     if (index != 0) continue;
     said += std::string(said.empty() ? "" : ",\n") + "  {\"line\": \"" + line +
@@ -354,6 +372,7 @@ void run_rank(int index, int world, Communicator& group, std::barrier<>& all, st
   }
   std::string times;
   for (const Timed& t : kTimed) {
+    std::fprintf(stderr, "rank %d times %s\n", index, t.name);
     const auto [one, sharded] = time_case(rank, t.reqs, t.length);
     char row[200];
     std::snprintf(row, sizeof row, "  {\"case\": \"%s\", \"one_us\": %.1f, \"sharded_us\": %.1f, \"ratio\": %.3f}", t.name, one,
@@ -373,8 +392,10 @@ int main(int argc, char** argv) {
   setenv("NCCL_NVLS_ENABLE", "0", /*replace=*/0);  // multicast needs rights that containers often lack
   int world = 0;
   must(cudaGetDeviceCount(&world));
-  for (int i = 1; i + 1 < argc; i += 2)
-    if (std::strcmp(argv[i], "--gpus") == 0) world = std::min(world, std::atoi(argv[i + 1]));
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--stream") == 0) g_graphs = false;
+    if (std::strcmp(argv[i], "--gpus") == 0 && i + 1 < argc) world = std::min(world, std::atoi(argv[i + 1]));
+  }
   auto group = must(local_group(world, std::chrono::seconds(60)));
   std::barrier<> all(world);
   std::vector<Rows> shared(static_cast<std::size_t>(world));

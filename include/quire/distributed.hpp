@@ -169,7 +169,8 @@ class Exchange {
 /// NCCL between the GPUs that are current on each rank's thread. libnccl.so.2 is opened at run time (QUIRE_NCCL_LIBRARY names
 /// another); `unsupported` says what is missing. `group` carries NCCL's id, in host memory: MPI's, or threads' of one process.
 /// All ranks call it; a rank that fails tells the others by group.fail(). NCCL reads its own environment: NCCL_NVLS_ENABLE=0
-/// keeps NVLink multicast off, which containers often forbid. The communicator ends with the object, on every rank.
+/// keeps NVLink multicast off, which containers often forbid. The communicator ends with the object, on every rank. Graphs that
+/// captured its exchanges end before it, or NCCL waits for them for ever.
 Result<std::unique_ptr<Exchange>> nccl_exchange(Communicator& group);
 
 struct ShardedSettings {
