@@ -71,14 +71,22 @@ int ncclGetUniqueId(Id* id) {
   return kSuccess;
 }
 
+/// As NCCL's: it returns when all ranks have come.
 int ncclCommInitRank(void** comm, int size, Id id, int rank) {
-  const std::scoped_lock lock(g_mutex);
-  const auto found = g_worlds.find(std::string(id.internal.data()));
-  if (found == g_worlds.end() || rank < 0 || rank >= size) return kInvalidArgument;
-  World& world = *found->second;
-  world.size = size;
-  world.sent.resize(static_cast<std::size_t>(size));
-  *comm = new Comm{found->second, rank};
+  std::shared_ptr<World> world;
+  {
+    const std::scoped_lock lock(g_mutex);
+    const auto found = g_worlds.find(std::string(id.internal.data()));
+    if (found == g_worlds.end() || rank < 0 || rank >= size) return kInvalidArgument;
+    world = found->second;
+  }
+  {
+    const std::scoped_lock lock(world->mutex);
+    world->size = size;
+    world->sent.resize(static_cast<std::size_t>(size));
+  }
+  world->meet();
+  *comm = new Comm{world, rank};
   return kSuccess;
 }
 
