@@ -191,7 +191,7 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-/// What a rank's thread works with.
+/// Means of a rank's thread.
 struct Rank {
   int index;
   int world;

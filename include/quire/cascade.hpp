@@ -51,10 +51,10 @@ struct SharingCosts {
   std::int64_t least_rows = 0;   ///< score rows of a run, below which reading together saves nothing
   std::int32_t max_levels = 8;
 };
-/// Those of a device.
+/// Costs on a device. Those of GPUs were measured on one H100.
 SharingCosts sharing_costs(const Device& device) noexcept;
 
-/// What a batch shares, or why nothing.
+/// Runs that a batch shares, or the reason why it shares none.
 struct SharedPrefixes {
   std::vector<std::vector<SharedRun>> levels;  ///< of each, runs by request; runs of a level have no request in common
   std::vector<std::int64_t> pages;             ///< [num_reqs] leading pages of each request that runs hold

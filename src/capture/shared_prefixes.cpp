@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What requests of a problem line share, without a case: numbers stand for pages.
+// Block tables of problem lines, without a case: numbers stand for the pages that requests share.
 #include <map>
 
 #include "capture/shared_pages.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
-#include <new>
 
 #include "cascade/facts.h"
 #include "cascade/levels.h"
@@ -81,7 +80,7 @@ Status other_batch(const char* what) {
   return {Code::invalid_argument, formatted("attend_cascade: {} than when the cascade was planned; plan again", what)};
 }
 
-/// What cannot be seen from the levels: the batch is the planned one. On a GPU lengths and tables are not read.
+/// Refuses a batch other than the planned one, which the levels cannot notice. On a GPU lengths and tables are not read.
 Status same_batch(const Cascade& c, const Batch& batch, const KVCache& cache, const Options& options) {
   if (batch.query.memory != c.memory)
     return {Code::invalid_argument, formatted("attend_cascade: planned for {} memory, but query is in {} memory", name(c.memory),
@@ -177,7 +176,7 @@ Status either(Levels&& levels, Plain&& plain, const Cascade& c, const Batch& bat
   if (c.levels.empty()) return plain(c.plain, batch, cache, options, workspace, how);
   try {
     return levels(c, batch, cache, options, workspace, how);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // bad_alloc, or length_error for sizes that no memory has
     return {Code::out_of_memory, "attend_cascade: no memory for the tables of the levels"};
   }
 }

@@ -25,7 +25,7 @@ std::size_t index_bytes(const CascadeLevel& level) noexcept;
 /// Writes them to `to`, in host memory.
 void copy_index(const CascadeLevel& level, std::byte* to) noexcept;
 
-/// Where the index tensors of a level are: its own vectors, or index_bytes() at an address on a device.
+/// Place of the index tensors of a level: its own vectors, or index_bytes() at an address on a device.
 struct IndexPlace {
   const std::byte* base = nullptr;  ///< null = the vectors
   Memory memory = Memory::cpu;

@@ -151,6 +151,8 @@ Status check_shapes(const Batch& batch, const KVCache& cache, const Options& opt
   if (batch.query.rank != 3 || batch.output.rank != 3 || batch.seq_lens.rank != 1 || batch.query_start_loc.rank != 1 ||
       cache.v.rank < 4 || !has_table)
     if (const Findings findings = check(batch, cache, options, Depth::metadata); !findings.ok()) return findings.status();
+  if (batch.query.memory != Memory::cpu && device::runtime_of(batch.query.memory) == nullptr)
+    return {Code::unsupported, formatted("query is in {} memory, for which this build has no kernels", name(batch.query.memory))};
   if (!has_table) return {Code::invalid_argument, "block_table: expected [num_reqs, pages] i32 or i64 where query is"};
   const auto said = [](const char* name, std::size_t got, std::int64_t expected) -> Status {
     return {Code::invalid_argument, formatted("lengths.{}: {} values, expected {} as the batch", name, got, expected)};

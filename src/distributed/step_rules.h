@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a sharded step refuses before a tensor is read, and what its ranks must agree on.
+// Rules of a sharded step: refusals before a tensor is read, and facts on which its ranks must agree.
 #pragma once
 
 #include "distributed/partials.h"

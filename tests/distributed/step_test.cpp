@@ -16,7 +16,6 @@ namespace quire::test {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::AllOf;
 using testing::HasSubstr;
 
 std::vector<std::int64_t> host_values(const Tensor& t) {
@@ -208,6 +207,17 @@ TEST(ShardedStep, RefusalsNameWhatIsWrong) {
             "lengths.seq_lens: 4 values, expected 5 as the batch");
   EXPECT_EQ(message({starts, keys}, memory.at_least(0), {.partials = DType::f16}),
             "settings.partials: f16, expected f32 or bf16 as query");
+  const auto with_table = [&](auto&& change) {
+    const Tensor table = batch.block_table;
+    change(batch.block_table);
+    group = local_group(1, milliseconds(1000));  // a group that failed stays broken
+    const std::string text = message({starts, keys}, memory.at_least(0), {});
+    batch.block_table = table;
+    return text;
+  };
+  EXPECT_THAT(with_table([](Tensor& t) { --t.shape[0]; }), HasSubstr("Q-M30 block_table"));
+  EXPECT_THAT(with_table([](Tensor& t) { t.dtype = DType::f32; }), HasSubstr("Q-M27 block_table"));
+  EXPECT_THAT(with_table([](Tensor& t) { t.data = nullptr; }), HasSubstr("Q-M04 block_table"));
 }
 
 TEST(Nccl, SaysWhatIsMissing) {

@@ -28,7 +28,7 @@ constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                          
 constexpr int prefill_keys(int head_dim) { return head_dim == 256 ? 64 : 128; }  ///< of a tile
 constexpr int kFreshTokens = 64;                                                 ///< that a box of this step's rows holds
 
-/// What a Hopper kernel is given: what every GPU kernel is given, and what no other kernel asks.
+/// Arguments of a Hopper kernel: those of every GPU kernel, and those that no other kernel asks.
 struct HopperArgs {
   gpu::AttendArgs common;
   Turn turn = Turn::alone;

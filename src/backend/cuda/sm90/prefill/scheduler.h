@@ -27,7 +27,7 @@ struct Job {
   int fresh_begin;
   int fresh_tiles;
   int cached_tiles;
-  /// Of masks prefill takes one, in which every row sees every key (cuda_sm90.cpp): then all rows stand at the last key.
+  /// Least position of a row: the last key's where every row sees every key, the one mask that prefill takes (cuda_sm90.cpp).
   int least_position;
   int first_query;                ///< query row of the request that the tile's first score row belongs to
   int first_fresh, first_cached;  ///< tiles
