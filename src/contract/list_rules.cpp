@@ -100,7 +100,7 @@ void k04_tokens_apart(const Call& c) {
 
 void k05_row_starts(const Call& c) {
   const Tensor& starts = c.lists.row_starts;
-  if (!c.on_device || !c.of_rows()) return;
+  if (!c.of_rows() || (!starts.present() && !c.on_device)) return;
   const std::int64_t rows = c.batch.query.shape[0];
   if (starts.rank == 1 && starts.shape[0] == rows + 1) return;
   c.report.add(K05, "row_starts", {}, starts.present() ? "shape " + shape_text(starts) : "absent",
@@ -163,7 +163,7 @@ bool k06_count(const Call& c, List& list) {
     list.in_use = list.keys;
     for (std::int64_t j = list.keys + 1; j < list.width; ++j)
       if (list.ids[j] >= 0)
-        return add(c, K06, list, j, entry_text(c, list.ids[j]), formatted("negative, as ids[..][{}] in front of it", list.keys)),
+        return add(c, K06, list, j, entry_text(c, list.ids[j]), formatted("negative, as entry {} in front of it", list.keys)),
                false;
     return true;
   }
