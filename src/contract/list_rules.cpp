@@ -46,6 +46,13 @@ void m27_index_types(const Call& c, const std::array<NamedTensor, 3>& tensors) {
       c.report.add(M27, t.name, {}, formatted("dtype {}", name(t.tensor->dtype)), "i32 or i64");
 }
 
+void k01_known(const Call& c) {
+  if (name(c.lists.unit) == "invalid")
+    c.report.add(K01, "unit", {}, formatted("{}", static_cast<int>(c.lists.unit)), "page (0) or slot (1)");
+  if (name(c.lists.owner) == "invalid")
+    c.report.add(K01, "owner", {}, formatted("{}", static_cast<int>(c.lists.owner)), "request (0) or row (1)");
+}
+
 void k01_ids(const Call& c) {
   const Tensor& ids = c.lists.ids;
   const bool fits = (ids.rank == 2 || (ids.rank == 3 && ids.shape[1] == num_kv_heads(c.cache))) && ids.shape[0] == c.count();
@@ -113,6 +120,7 @@ void apply_metadata_rules(const Call& c) {
   constexpr std::string_view required[] = {"ids"};
   contract::apply_tensor_rules(c.report, tensors, required, c.cache.k);
   m27_index_types(c, tensors);
+  k01_known(c);
   if (!c.report.clean()) return;
   k01_ids(c);
   k02_num_keys(c);
@@ -216,14 +224,16 @@ void k10_partly_visible(const Call& c, const List& list, std::int64_t j, std::in
 }
 
 void apply_entry_rules(const Call& c, const List& list, const KnownPages& pages) {
-  contract::FlatMap<std::int64_t> seen(list.in_use);
+  contract::FlatMap<std::int64_t> seen(std::min(list.in_use, list.visible));  // a visible key can stand once
   for (std::int64_t j = 0; j < list.in_use; ++j) {
     if (!k07_inside(c, list, j)) continue;
+    const std::optional<std::int64_t> position = k09_visible(c, list, pages, j);
+    if (!position) continue;
     if (const std::int64_t* const first = seen.insert(list.ids[j], j)) {
       if (!c.report.counted(K08)) add(c, K08, list, j, entry_text(c, list.ids[j]), formatted("another than entry {}", *first));
       continue;
     }
-    if (const std::optional<std::int64_t> position = k09_visible(c, list, pages, j)) k10_partly_visible(c, list, j, *position);
+    k10_partly_visible(c, list, j, *position);
   }
 }
 

@@ -64,6 +64,12 @@ Part of_head(const Part& all, const Tensor& ids, const Tensor& num_keys, std::in
   return part;
 }
 
+/// The list of owner `i`, of KV head `head` where heads have lists.
+semantics::IndexView list_of(const Tensor& ids, std::int64_t i, std::int64_t head) {
+  const std::int64_t at = i * ids.stride[0] + (ids.rank == 3 ? head * ids.stride[1] : 0);
+  return {static_cast<const std::byte*>(ids.data) + at * itemsize(ids.dtype), ids.dtype, ids.stride[ids.rank - 1]};
+}
+
 }  // namespace
 
 std::vector<Part> parts_of(const Batch& batch, const KVCache& cache, const Options& options, const KeyLists& lists, bool causal) {
@@ -89,41 +95,59 @@ std::vector<Part> parts_of(const Batch& batch, const KVCache& cache, const Optio
 }
 
 HostLists::HostLists(const Batch& batch, const KVCache& cache, const KeyLists& lists) : made_(lists) {
-  const Tensor &ids = lists.ids, &given = lists.num_keys;
-  const std::int64_t n = ids.shape[0], width = ids.shape[ids.rank - 1], heads = ids.rank == 3 ? ids.shape[1] : 1;
-  const std::int64_t tokens = page_size(cache);
-  const bool slots = lists.unit == ListUnit::slot;
-  const semantics::SlotGrid grid = slots ? *semantics::slot_grid(cache) : semantics::SlotGrid{};
-  ids_.assign(static_cast<std::size_t>(n * heads * width), -1);
-  num_keys_.assign(static_cast<std::size_t>(n * heads), 0);
-  const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
-  const bool rows = lists.owner == ListOwner::row;
-  const std::int64_t owned = rows ? num_request_rows(batch) : n;
-  for (std::int64_t i = 0; i < owned; ++i) {
-    if (!rows && starts[i + 1] == starts[i]) continue;
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const auto list = static_cast<std::size_t>(i * heads + h);
-      const std::int64_t at = i * ids.stride[0] + (ids.rank == 3 ? h * ids.stride[1] : 0), step = ids.stride[ids.rank - 1];
-      std::int64_t& keys = num_keys_[list];
-      const auto id = [&](std::int64_t j) { return semantics::load_index(ids.data, ids.dtype, at + j * step); };
-      if (given.present())
-        keys = semantics::load_index(given.data, given.dtype, i * given.stride[0] + (given.rank == 2 ? h * given.stride[1] : 0));
-      else
-        while (keys < width && id(keys) >= 0) ++keys;
-      const std::int64_t in_use = slots ? keys : (keys + tokens - 1) / tokens;
-      for (std::int64_t j = 0; j < in_use; ++j)
-        ids_[list * static_cast<std::size_t>(width) + static_cast<std::size_t>(j)] =
-            slots ? id(j) / tokens * grid.per_page + id(j) % tokens * grid.per_token : id(j);
-    }
-  }
+  const Tensor& ids = lists.ids;
+  const std::int64_t n = ids.shape[0], heads = ids.rank == 3 ? ids.shape[1] : 1;
+  count(batch, lists);
+  const std::int64_t most = num_keys_.empty() ? 0 : *std::max_element(num_keys_.begin(), num_keys_.end());
+  const std::int64_t tokens = lists.unit == ListUnit::page ? page_size(cache) : 1, width = (most + tokens - 1) / tokens;
+  copy_ids(cache, lists, width);
   made_.ids = ids.rank == 3 ? Tensor::contiguous(ids_.data(), DType::i64, n, heads, width)
                             : Tensor::contiguous(ids_.data(), DType::i64, n, width);
   made_.num_keys = ids.rank == 3 ? Tensor::contiguous(num_keys_.data(), DType::i64, n, heads)
                                  : Tensor::contiguous(num_keys_.data(), DType::i64, n);
-  if (!rows) return;
+  if (lists.owner == ListOwner::request) return;
+  const std::int64_t owned = num_request_rows(batch);
   row_starts_.resize(static_cast<std::size_t>(n + 1));
   for (std::int64_t i = 0; i <= n; ++i) row_starts_[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(std::min(i, owned));
   made_.row_starts = Tensor::contiguous(row_starts_.data(), DType::i32, n + 1);
+}
+
+void HostLists::count(const Batch& batch, const KeyLists& lists) {
+  const Tensor &ids = lists.ids, &given = lists.num_keys;
+  const bool rows = lists.owner == ListOwner::row;
+  const std::int64_t heads = ids.rank == 3 ? ids.shape[1] : 1;
+  const semantics::IndexView starts = semantics::index_view(batch.query_start_loc);
+  num_keys_.assign(static_cast<std::size_t>(ids.shape[0] * heads), 0);
+  const std::int64_t owned = rows ? num_request_rows(batch) : ids.shape[0];
+  for (std::int64_t i = 0; i < owned; ++i) {
+    if (!rows && starts[i + 1] == starts[i]) continue;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      std::int64_t& keys = num_keys_[static_cast<std::size_t>(i * heads + h)];
+      if (given.present()) {
+        keys = semantics::load_index(given.data, given.dtype, i * given.stride[0] + (given.rank == 2 ? h * given.stride[1] : 0));
+        continue;
+      }
+      const semantics::IndexView list = list_of(ids, i, h);
+      while (keys < ids.shape[ids.rank - 1] && list[keys] >= 0) ++keys;
+    }
+  }
+}
+
+void HostLists::copy_ids(const KVCache& cache, const KeyLists& lists, std::int64_t width) {
+  const bool slots = lists.unit == ListUnit::slot;
+  const std::int64_t tokens = page_size(cache), heads = lists.ids.rank == 3 ? lists.ids.shape[1] : 1;
+  const semantics::SlotGrid grid = slots ? *semantics::slot_grid(cache) : semantics::SlotGrid{};
+  ids_.assign(num_keys_.size() * static_cast<std::size_t>(width), -1);
+  for (std::size_t l = 0; l < num_keys_.size(); ++l) {
+    const semantics::IndexView list =
+        list_of(lists.ids, static_cast<std::int64_t>(l) / heads, static_cast<std::int64_t>(l) % heads);
+    const std::int64_t in_use = slots ? num_keys_[l] : (num_keys_[l] + tokens - 1) / tokens;
+    for (std::int64_t j = 0; j < in_use; ++j) {
+      const std::int64_t id = list[j];
+      ids_[l * static_cast<std::size_t>(width) + static_cast<std::size_t>(j)] =
+          slots ? id / tokens * grid.per_page + id % tokens * grid.per_token : id;
+    }
+  }
 }
 
 }  // namespace quire::sparse

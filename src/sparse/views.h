@@ -28,6 +28,9 @@ class HostLists {
   const KeyLists& lists() const { return made_; }
 
  private:
+  void count(const Batch& batch, const KeyLists& lists);
+  void copy_ids(const KVCache& cache, const KeyLists& lists, std::int64_t width);
+
   std::vector<std::int64_t> ids_, num_keys_;
   std::vector<std::int32_t> row_starts_;
   KeyLists made_;

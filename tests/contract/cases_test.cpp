@@ -666,6 +666,8 @@ void add_list_shape_cases(Cases& cases) {
   add("Q-K01",
       "Q-K01 ids: shape [6, 4], expected [4, width] or [4, 2, width] = [num_reqs, num_kv_heads, width] (lists of requests)",
       [](L& l) { l.lists.owner = ListOwner::request; });
+  add("Q-K01", "Q-K01 unit: 7, expected page (0) or slot (1)", [](L& l) { l.lists.unit = static_cast<ListUnit>(7); });
+  add("Q-K01", "Q-K01 owner: -1, expected request (0) or row (1)", [](L& l) { l.lists.owner = static_cast<ListOwner>(-1); });
   add("Q-K02", "Q-K02 num_keys: absent, expected num_keys beside pages", [](L& l) {
     l.list_pages();
     l.lists.num_keys = Tensor{};

@@ -175,6 +175,7 @@ class SmallLists {
     lists.num_keys = Tensor::contiguous(num_keys.data(), DType::i32, SmallBatch::kReqs);
   }
   Findings check() const { return check_sparse(small.batch, small.cache, small.options, lists); }
+  Findings metadata() const { return check_sparse(small.batch, small.cache, small.options, lists, Depth::metadata); }
 };
 
 /// Two partial results of 3 rows, and a place for their union.

@@ -195,7 +195,13 @@ void attend_faulty(const Case& c, const KeyLists& lists, void (*plant)(KeyLists&
 }
 
 std::int64_t& id_at(KeyLists& lists, std::int64_t i) { return static_cast<std::int64_t*>(lists.ids.data)[i]; }
+/// Entry j of list i.
+std::int64_t& entry_at(KeyLists& lists, std::int64_t i, std::int64_t j) {
+  return id_at(lists, i * lists.ids.shape[lists.ids.rank - 1] + j);
+}
 std::int64_t& keys_at(KeyLists& lists, std::int64_t i) { return static_cast<std::int64_t*>(lists.num_keys.data)[i]; }
+
+constexpr std::int64_t kLists = 13;  ///< rows of the batch below
 
 /// Faults of lists, planted behind the rules. A fault that does not show would be a fault of these tests.
 TEST(AttendSparse, PlantedFaultsShow) {
@@ -211,24 +217,27 @@ TEST(AttendSparse, PlantedFaultsShow) {
   };
   const Form pages{.unit = page, .width = 5}, slots{.width = 17}, heads{.by_head = true, .width = 17};
   shows("the list of the neighbour row", slots, [](KeyLists& l, Parts& parts) {
-    if (parts.empty()) std::swap_ranges(&id_at(l, 0), &id_at(l, 17), &id_at(l, 17)), std::swap(keys_at(l, 0), keys_at(l, 1));
+    if (!parts.empty()) return;
+    std::swap_ranges(&entry_at(l, 0, 0), &entry_at(l, 1, 0), &entry_at(l, 1, 0));
+    std::swap(keys_at(l, 0), keys_at(l, 1));
   });
   shows("-1 read as slot 0", slots, [](KeyLists& l, Parts& parts) {
-    for (std::int64_t i = 0; parts.empty() && i < 13 * 17; ++i) id_at(l, i) = std::max<std::int64_t>(0, id_at(l, i));
-    for (std::int64_t i = 0; parts.empty() && i < 13; ++i) keys_at(l, i) = 17;
+    for (std::int64_t i = 0; parts.empty() && i < l.ids.num_elements(); ++i) id_at(l, i) = std::max<std::int64_t>(0, id_at(l, i));
+    for (std::int64_t i = 0; parts.empty() && i < kLists; ++i) keys_at(l, i) = l.ids.shape[1];
   });
   shows("the fill of the last page ignored", pages, [](KeyLists& l, Parts& parts) {
-    for (std::int64_t i = 0; parts.empty() && i < 13; ++i) keys_at(l, i) = (keys_at(l, i) + 3) / 4 * 4;
+    for (std::int64_t i = 0; parts.empty() && i < kLists; ++i) keys_at(l, i) = (keys_at(l, i) + 3) / 4 * 4;
   });
   shows("the last entry missed", slots, [](KeyLists& l, Parts& parts) {
-    for (std::int64_t i = 0; parts.empty() && i < 13; ++i) keys_at(l, i) = std::max<std::int64_t>(0, keys_at(l, i) - 1);
+    for (std::int64_t i = 0; parts.empty() && i < kLists; ++i) keys_at(l, i) = std::max<std::int64_t>(0, keys_at(l, i) - 1);
   });
   shows("an entry twice", slots, [](KeyLists& l, Parts& parts) {
-    for (std::int64_t i = 0; parts.empty() && i < 13; ++i) id_at(l, i * 17 + 1) = std::max<std::int64_t>(0, id_at(l, i * 17));
+    for (std::int64_t i = 0; parts.empty() && i < kLists; ++i)
+      if (keys_at(l, i) > 1) entry_at(l, i, 1) = entry_at(l, i, 0);
   });
   shows("the lists of another KV head", heads, [](KeyLists& l, Parts& parts) {
     if (parts.empty()) return;
-    parts[0].batch.block_table.data = &id_at(l, 17), parts[0].batch.seq_lens.data = &keys_at(l, 1);
+    parts[0].batch.block_table.data = &entry_at(l, 1, 0), parts[0].batch.seq_lens.data = &keys_at(l, 1);
   });
   shows("the keys of another KV head", heads, [](KeyLists&, Parts& parts) {
     if (!parts.empty()) parts[1].cache = parts[0].cache;
@@ -237,10 +246,10 @@ TEST(AttendSparse, PlantedFaultsShow) {
     if (!parts.empty()) parts[1].options.sinks = parts[0].options.sinks;
   });
   shows("slots read as pages", slots, [](KeyLists& l, Parts& parts) {
-    for (std::int64_t i = 0; parts.empty() && i < 13 * 17; ++i) id_at(l, i) = id_at(l, i) < 0 ? -1 : id_at(l, i) / 4;
+    for (std::int64_t i = 0; parts.empty() && i < l.ids.num_elements(); ++i) id_at(l, i) = id_at(l, i) < 0 ? -1 : id_at(l, i) / 4;
   });
   shows("the offset in the page lost", slots, [](KeyLists& l, Parts& parts) {
-    for (std::int64_t i = 0; parts.empty() && i < 13 * 17; ++i) id_at(l, i) = id_at(l, i) < 0 ? -1 : id_at(l, i) / 4 * 4;
+    for (std::int64_t i = 0; parts.empty() && i < l.ids.num_elements(); ++i) id_at(l, i) -= id_at(l, i) < 0 ? 0 : id_at(l, i) % 4;
   });
   shows("rows of a list causal among its keys", {.owner = request, .width = 17, .least = 5}, [](KeyLists&, Parts& parts) {
     if (!parts.empty()) parts[0].options.causal = true;
