@@ -154,6 +154,36 @@ TEST(AttendSparse, SaysWhatItDoes) {
   EXPECT_EQ(of_pages->reason, "lists of up to 5 pages of each request: the block table is the lists");
 }
 
+/// The kernel of the first part of a call on another machine. Lists of rows that are not empty are causal there.
+std::string kernel_on(const char* device, const char* line, const Form& form) {
+  const Case c = case_of(line);
+  const Lists lists = random_lists(c, form, 1);
+  const sparse::HostLists host(c.batch, c.cache, lists.view);
+  const std::vector<sparse::Part> parts = sparse::parts_of(c.batch, c.cache, c.options, host.lists(), true);
+  const Problem problem = problem_of(parts[0].batch, parts[0].cache, parts[0].options);
+  const Result<Plan> planned = plan(problem, find_device(device).value(), {.max_query_len = 1});
+  return planned.ok() ? std::string(planned->kernel.name()) : planned.status().message();
+}
+
+TEST(AttendSparse, TunedKernelsServeListsOnGpus) {
+  const char* const gqa = "q=bf16 heads=32:8 d=128 page=16 reqs=4x1@900";
+  const char* const mla = "q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=4x1@900";
+  const Form slots{.width = 64, .least = 1}, pages{.unit = page, .by_head = true, .width = 8, .least = 1};
+  const Form all_heads{.unit = page, .width = 8, .least = 1};
+  struct {
+    const char *device, *line;
+    Form form;
+    const char* kernel;
+  } const served[] = {
+      {"sm90", gqa, pages, "cuda_sm90"},     {"sm90", gqa, slots, "cuda_mma"},          {"sm80", gqa, pages, "cuda_mma"},
+      {"sm80", gqa, slots, "cuda_mma"},      {"gfx942", gqa, pages, "hip_matrix"},      {"gfx942", gqa, slots, "hip_matrix"},
+      {"sm90", mla, slots, "cuda_sm90_mla"}, {"sm90", mla, all_heads, "cuda_sm90_mla"}, {"sm80", mla, slots, "cuda_generic"},
+      {"gfx942", mla, slots, "hip_generic"}, {"avx512", mla, slots, "cpu_avx512"},
+  };
+  for (const auto& [device, line, form, kernel] : served)
+    EXPECT_EQ(kernel_on(device, line, form), kernel) << device << " " << line << " " << name(form.unit);
+}
+
 TEST(AttendSparse, RefusesAnotherCallThanThePlannedOne) {
   const Case c = case_of("q=f32 heads=4:2 d=16 page=4 reqs=3x1@40");
   Lists lists = random_lists(c, {.by_head = true, .width = 17}, 1);
