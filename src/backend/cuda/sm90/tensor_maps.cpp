@@ -225,16 +225,15 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
 
 /// The dims of a row are two dimensions, so that a copy lays pieces of 64 dims one behind the other.
 bool encode(LatentMaps& maps, const gpu::AttendArgs& a) {
-  constexpr std::int64_t kDims = 64;
   maps.copied_tokens = a.page_size % kMlaPieceKeys == 0 ? kMlaPieceKeys : 1;
+  if (maps.copied_tokens == 1) return true;
+  constexpr std::int64_t kDims = 64;
   const auto side_by_side = [&](CUtensorMap& map, std::int64_t boxes) {
     const semantics::KvStrides& s = a.cache_k.strides;
-    return encode_extents(map, a.cache_k,
-                          {{kDims, 1, kDims},
-                           {a.page_size, s.token, maps.copied_tokens},
-                           {a.head_dim / kDims, kDims, maps.copied_tokens == 1 ? 1 : boxes},
-                           {a.num_pages, s.page, 1}},
-                          CU_TENSOR_MAP_SWIZZLE_128B);
+    return encode_extents(
+        map, a.cache_k,
+        {{kDims, 1, kDims}, {a.page_size, s.token, kMlaPieceKeys}, {a.head_dim / kDims, kDims, boxes}, {a.num_pages, s.page, 1}},
+        CU_TENSOR_MAP_SWIZZLE_128B);
   };
   return side_by_side(maps.half, a.v_head_dim / kDims / 2) && side_by_side(maps.rest, (a.head_dim - a.v_head_dim) / kDims);
 }

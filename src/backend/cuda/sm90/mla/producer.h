@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps of MLA decode: each copies the parts of tiles that one warpgroup frees, by tensor copies (TMA) of 8 keys,
-// or, where pages do not hold whole eights of keys, of one key and 64 dims.
+// The producer warps of MLA decode: each copies the parts of tiles that one warpgroup frees, by tensor copies (TMA) of 8 keys, or
+// key by key where pages do not hold whole eights of keys (token_copies.h).
 //
 // 8 keys are neighbours in memory, and a copy takes 512 bytes of each: DRAM delivers pieces of 128 bytes, 1152 apart, slower.
-// Copies swizzle by the address that they write to, so a row of 128 bytes lands where it lies in a copy of 8.
 // Memory for a tile becomes free shortly before the tile is needed, so all that a copy takes is known before its memory is free.
 #pragma once
 
-#include "backend/cuda/sm90/mla/memory.h"
+#include "backend/cuda/sm90/mla/token_copies.h"
 
 namespace quire::cuda::sm90::mla {
 
@@ -17,7 +16,7 @@ struct Producer {
   Shared& shared;
   const int group;  ///< that frees the warp's parts
 
-  /// Tokens of a tile that this lane copies: 8 neighbours by one of the first 8 lanes, or one by one, two for each lane.
+  /// Tokens of a tile that this lane looks up: 8 neighbours, by one of the first 8 lanes, or single ones, two for each lane.
   static constexpr int kRuns = 2;
   struct Tokens {
     int token[kRuns], page[kRuns];  ///< of the cache
@@ -43,7 +42,7 @@ struct Producer {
           is_mine(span, n, run) ? a.block_table.page(item.slice.req, (n * kKeys + key_of_lane(run)) / a.page_size) : -1;
     return pages;
   }
-  /// A page outside the tensor gives zeros.
+  /// A page outside the tensor gives zeros, or is not copied.
   __device__ Tokens tokens_of(const KeySpan& span, int n, const Pages& pages) const {
     Tokens tokens;
     tokens.count = 0;
@@ -58,27 +57,32 @@ struct Producer {
     return tokens;
   }
 
-  /// `boxes` boxes of 64 dims, from `box` on: in one copy of 8 tokens, or in one for each token and box.
+  /// Keys that no row sees, and pages outside the tensor, are left out.
+  __device__ void copy_token_by_token(const Tokens& tokens, int slot, Part part, int box) const {
+    const semantics::KvStrides& strides = a.cache_k.strides;
+    const Byte* rows[kRuns];
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run)
+      rows[run] = tokens.mine[run] && tokens.page[run] >= 0
+                      ? static_cast<const Byte*>(a.cache_k.data) + 2 * strides.row(tokens.page[run], 0, tokens.token[run])
+                      : nullptr;
+    if (part == kRest)
+      copy_keys<kBoxes - kValueBoxes>(shared.keys[slot], rows, box);
+    else
+      copy_keys<kHalfBoxes>(shared.keys[slot], rows, box);
+    arrive_with_copies(&shared.full[slot][part]);
+  }
+
+  /// `boxes` boxes of 64 dims, from `box` on.
   __device__ void copy_part(const Tokens& tokens, int slot, Part part, const CUtensorMap* map, int box, int boxes,
                             std::uint32_t parity) const {
     hopper::Barrier& full = shared.full[slot][part];
     hopper::wait(&shared.free[slot][part], parity ^ 1);
+    if (maps.copied_tokens == 1) return copy_token_by_token(tokens, slot, part, box);
     if (lane() == 0) hopper::arrive_and_expect(&full, tokens.count * static_cast<std::uint32_t>(boxes * kRowBytes));
     __syncwarp();
-    auto& pieces = shared.keys[slot].pieces;
-    if (maps.copied_tokens == kPieceKeys) {
-      if (tokens.mine[0]) hopper::copy_box_once(pieces[lane()][box], map, &full, 0, tokens.token[0], box, tokens.page[0]);
-    } else {
-#pragma unroll
-      for (int run = 0; run < kRuns; ++run) {
-        if (!tokens.mine[run]) continue;
-        const int key = run * 32 + lane();
-        Byte* const row = pieces[key / kPieceKeys][box] + key % kPieceKeys * kRowBytes;
-#pragma unroll 1
-        for (int i = 0; i < boxes; ++i)
-          hopper::copy_box_once(row + i * kPieceBytes, map, &full, 0, tokens.token[run], box + i, tokens.page[run]);
-      }
-    }
+    if (tokens.mine[0])
+      hopper::copy_box_once(shared.keys[slot].pieces[lane()][box], map, &full, 0, tokens.token[0], box, tokens.page[0]);
     __syncwarp();
   }
 
