@@ -42,6 +42,7 @@ const char* const kLines[] = {
     "q=f32 heads=4:2 d=16 page=4 reqs=2x3@20,1@9,2x0@0 pad=5:zero lse=1",
     "q=f32 heads=4:2 d=16 page=4 reqs=2x3@20,1@9 pad=5 lse=1",
     "q=f32 heads=4:2 d=16 page=4 reqs=4x6@30 causal=2x0,2x1 lse=1",
+    "q=f32 heads=4:2 d=40 dv=16 page=4 reqs=3x1@40,2x5@20 lse=1",
     "q=f32 heads=2 d=8 page=1 reqs=3x1@20",
     "q=f32 heads=2 d=8 page=4 reqs=none",
 };
@@ -202,6 +203,23 @@ TEST(AttendSparse, RefusesAnotherCallThanThePlannedOne) {
   std::memset(c.batch.output.data, 0x7E, static_cast<std::size_t>(c.batch.output.num_elements()) * sizeof(float));
   ASSERT_GT(random_lists(c, {.by_head = true, .width = 17}, 1).num_keys.back(), 0);
   EXPECT_THAT(refusal(lists.view, bytes), HasSubstr("plan again"));
+  for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i)
+    ASSERT_EQ(static_cast<const unsigned char*>(c.batch.output.data)[i], 0x7E);
+}
+
+TEST(AttendSparse, RefusesBrokenListsBeforeItWrites) {
+  const Case c = case_of("q=f32 heads=4:2 d=16 page=4 reqs=3x1@40");
+  const Lists lists = random_lists(c, {.width = 17, .least = 1}, 1);
+  const Result<Sparse> planned = plan_sparse(c.batch, c.cache, c.options, lists.view);
+  ASSERT_TRUE(planned.ok());
+  KeyLists turned = lists.view;  // the lists of the rows in reverse
+  turned.ids.data = static_cast<std::int32_t*>(lists.view.ids.data) + 2 * 17;
+  turned.ids.stride[0] = -17;
+  EXPECT_EQ(plan_sparse(c.batch, c.cache, c.options, turned).status().rule().substr(0, 3), "Q-K");
+  Workspace workspace;
+  const std::span<std::byte> bytes = workspace.at_least(workspace_bytes(planned.value()));
+  std::memset(c.batch.output.data, 0x7E, static_cast<std::size_t>(c.batch.output.num_elements()) * sizeof(float));
+  EXPECT_EQ(attend_sparse(planned.value(), c.batch, c.cache, c.options, turned, bytes).rule().substr(0, 3), "Q-K");
   for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i)
     ASSERT_EQ(static_cast<const unsigned char*>(c.batch.output.data)[i], 0x7E);
 }
