@@ -108,6 +108,19 @@ TEST(AttendSparse, EmptyListsGiveZeroAndMinusInfinity) {
   ASSERT_TRUE(attend_lists(c, empty).ok());
 }
 
+TEST(AttendSparse, PaddingRowsAreLeftOrBecomeZero) {
+  for (const ListOwner owner : {request, row})
+    for (const bool zero : {false, true}) {
+      const Case c = case_of(std::string("q=f32 heads=4:2 d=16 page=4 reqs=2x3@20,1@9 lse=1 pad=5") + (zero ? ":zero" : ""));
+      const Lists lists = random_lists(c, {.owner = owner, .width = 17}, 1);
+      ASSERT_TRUE(attend_lists(c, lists.view).ok());
+      const auto* const out = static_cast<const float*>(c.batch.output.data) + 7 * c.batch.output.stride[0];
+      const auto* const lse = static_cast<const float*>(c.batch.lse.data) + 7 * c.batch.lse.stride[0];
+      for (std::int64_t i = 0; i < 5 * 4 * 16; ++i) ASSERT_TRUE(zero ? out[i] == 0.0f : std::isnan(out[i])) << i;
+      for (std::int64_t i = 0; i < 5 * 4; ++i) ASSERT_TRUE(zero ? lse[i] == -INFINITY : std::isnan(lse[i])) << i;
+    }
+}
+
 TEST(AttendSparse, AListOfAllKeysIsDenseAttention) {
   const Case c = case_of("q=f32 heads=4:2 d=16 page=4 reqs=3x1@40,2x5@20 lse=1");
   const Result<Reference> dense = reference(c.batch, c.cache, c.options);
