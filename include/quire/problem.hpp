@@ -80,6 +80,7 @@ struct Problem {
   bool has_key_begin = false;   ///< Batch::key_begin is given
   std::int64_t v_head_dim = 0;  ///< head_dim of values and output; 0 = head_dim of keys
   std::optional<std::int64_t> attention_chunk;
+  std::int64_t prefix_len = 0;       ///< Options::prefix_len
   bool has_prefix = false;           ///< Options::prefix_len or Batch::prefix_lens is given
   bool has_prefix_lens = false;      ///< Batch::prefix_lens is given
   bool has_spans = false;            ///< Batch::spans is given
@@ -103,8 +104,10 @@ struct Problem {
   std::int64_t visible_pairs() const noexcept;
   /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
   KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
-  /// Keys of a request that any of its rows sees.
+  /// Keys of a request that any of its rows sees, and the keys of hidden_keys() between them.
   KeyPositions visible_keys(const Request& request) const noexcept;
+  /// Keys between a prefix and what a window or a chunk leaves to the first row of a request: no row sees one.
+  KeyPositions hidden_keys(const Request& request) const noexcept;
   /// Whether all rows are causal, stand at the end of their keys, and see all keys that a window leaves. Every kernel of the
   /// table takes such problems.
   bool is_causal_at_end() const noexcept { return causal && !has_causal && !has_q_begin && !has_shapes(); }

@@ -102,6 +102,12 @@ std::int64_t span_value(const Tensor& spans, std::int64_t r, std::int64_t i, std
 
 }  // namespace
 
+KeyPositions Problem::hidden_keys(const Request& request) const noexcept {
+  if (!has_prefix || request.query_len == 0) return {};
+  const semantics::KeyRange gap = mask_of(*this, request).gap(request.first_row());
+  return gap.begin < gap.end ? KeyPositions{gap.begin, gap.end} : KeyPositions{};
+}
+
 Span span_of(const Batch& batch, std::int64_t request, std::int64_t i) {
   return {span_value(batch.spans, request, i, 0), span_value(batch.spans, request, i, 1)};
 }
@@ -151,6 +157,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.has_q_begin = batch.q_begin.present();
   p.has_key_begin = batch.key_begin.present();
   p.attention_chunk = options.attention_chunk;
+  p.prefix_len = options.prefix_len.value_or(0);
   p.has_prefix = options.prefix_len || batch.prefix_lens.present();
   p.has_prefix_lens = batch.prefix_lens.present();
   p.has_spans = batch.spans.present();

@@ -51,6 +51,10 @@ constexpr Place kPlaces[] = {
     {"causal", false, [](Case& c) -> Tensor& { return c.batch.causal; }},
     {"q_begin", false, [](Case& c) -> Tensor& { return c.batch.q_begin; }},
     {"key_begin", false, [](Case& c) -> Tensor& { return c.batch.key_begin; }},
+    {"spans", false, [](Case& c) -> Tensor& { return c.batch.spans; }},
+    {"prefix_lens", false, [](Case& c) -> Tensor& { return c.batch.prefix_lens; }},
+    {"tree_mask", false, [](Case& c) -> Tensor& { return c.batch.tree_mask; }},
+    {"tree_lens", false, [](Case& c) -> Tensor& { return c.batch.tree_lens; }},
     {"q_scale", false, [](Case& c) -> Tensor& { return c.batch.q_scale; }},
     {"output_scale", false, [](Case& c) -> Tensor& { return c.batch.output_scale; }},
     {"k_cache", true, [](Case& c) -> Tensor& { return c.cache.k; }},
@@ -63,7 +67,8 @@ constexpr Place kPlaces[] = {
     {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
 };
 constexpr std::string_view kReservedKeys[] = {"quire_capture",   "quire_version", "layout", "softmax_scale", "sliding_window",
-                                              "logits_soft_cap", "padding",       "causal", "window_right"};
+                                              "logits_soft_cap", "padding",       "causal", "window_right",
+                                              "attention_chunk", "prefix_len",    "spans_beyond_window"};
 
 const Place* find_place(std::string_view name) {
   const auto* place = std::find_if(std::begin(kPlaces), std::end(kPlaces), [&](const Place& p) { return p.name == name; });
@@ -157,6 +162,15 @@ Status read_options(const Metadata& metadata, Case& c) {
   if (const auto it = metadata.find("window_right"); it != metadata.end()) {
     c.options.window_right = capture::parse_int(it->second);
     if (!c.options.window_right) return bad_option("window_right", it->second, "an integer");
+  }
+  for (const auto& [key, option] : {std::pair{"attention_chunk", &c.options.attention_chunk}, {"prefix_len", &c.options.prefix_len}})
+    if (const auto it = metadata.find(key); it != metadata.end()) {
+      *option = capture::parse_int(it->second);
+      if (!*option) return bad_option(key, it->second, "an integer");
+    }
+  if (const auto it = metadata.find("spans_beyond_window"); it != metadata.end()) {
+    if (it->second != "0" && it->second != "1") return bad_option("spans_beyond_window", it->second, "0 or 1");
+    c.options.spans_beyond_window = it->second == "1";
   }
   if (const auto it = metadata.find("causal"); it != metadata.end()) {
     if (it->second != "0" && it->second != "1") return bad_option("causal", it->second, "0 or 1");
@@ -333,6 +347,9 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
   if (c.options.window_right) m["window_right"] = formatted("{}", *c.options.window_right);
   if (!c.options.causal) m["causal"] = "0";
+  if (c.options.attention_chunk) m["attention_chunk"] = formatted("{}", *c.options.attention_chunk);
+  if (c.options.prefix_len) m["prefix_len"] = formatted("{}", *c.options.prefix_len);
+  if (c.options.spans_beyond_window) m["spans_beyond_window"] = "1";
   if (c.batch.padding != Padding::refused) m["padding"] = name(c.batch.padding);
   for (const Outgoing& one : tensors) {
     if (one.entry.code == "U8") m[formatted("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);

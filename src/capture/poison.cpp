@@ -69,14 +69,20 @@ class Poisoner {
     readable_.assign(static_cast<std::size_t>(slots), false);
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
       const Request& req = p_.reqs[r];
-      const KeyPositions seen = p_.visible_keys(req);
-      semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size,
-                                   seen.begin, std::min(seen.end, req.cached_len),
-                                   [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
-                                     const auto first = readable_.begin() + page * p_.page_size + offset;
-                                     std::fill(first, first + count, true);
-                                   });
+      const KeyPositions seen = p_.visible_keys(req), hidden = p_.hidden_keys(req);
+      const std::int64_t end = std::min(seen.end, req.cached_len);
+      const bool has_hidden = hidden.begin < hidden.end;
+      mark_keys(r, seen.begin, has_hidden ? std::min(end, hidden.begin) : end);
+      if (has_hidden) mark_keys(r, hidden.end, end);
     }
+  }
+
+  void mark_keys(std::size_t r, std::int64_t begin, std::int64_t end) {
+    semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size, begin, end,
+                                 [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
+                                   const auto first = readable_.begin() + page * p_.page_size + offset;
+                                   std::fill(first, first + count, true);
+                                 });
   }
 
   void poison_cache(const Tensor& cache, const semantics::KvStrides& strides, std::int64_t head_dim) const {

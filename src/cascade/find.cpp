@@ -148,7 +148,7 @@ class Finder {
 
 std::int64_t most_shared_keys(const Problem& problem, std::int64_t request) noexcept {
   const Request& r = problem.reqs[static_cast<std::size_t>(request)];
-  if (problem.alibi) return 0;
+  if (problem.alibi || problem.has_shapes()) return 0;
   if (r.query_len == 0) return r.cached_len;
   const std::int64_t first = r.first_row(), last = first + r.query_len - 1;
   const std::int64_t before = problem.sliding_window ? *problem.sliding_window - 1 : kAll;

@@ -34,11 +34,14 @@ struct SpanList {
   /// The span that holds a position; [position, position) if none does.
   QUIRE_HD KeyRange at(std::int64_t position) const {
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t begin = load_index(data, dtype, i * row_stride), end = load_index(data, dtype, i * row_stride + stride);
-      if (begin >= end || begin > position) break;
-      if (position < end) return {begin, end};
+      const KeyRange span = entry(i);
+      if (span.begin >= span.end || span.begin > position) break;
+      if (position < span.end) return span;
     }
     return {position, position};
+  }
+  QUIRE_HD KeyRange entry(std::int64_t i) const {
+    return {load_index(data, dtype, i * row_stride), load_index(data, dtype, i * row_stride + stride)};
   }
 };
 

@@ -18,7 +18,7 @@ namespace {
 /// Every row sees every key, whatever its position: prefill takes such requests, but from packed 8-bit caches at head_dim 256.
 bool sees_all_keys(const Problem& p) {
   if (p.layout == CacheLayout::packed && is_fp8(p.kv_dtype) && p.head_dim == 256) return false;
-  return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi;
+  return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi && !p.has_shapes();
 }
 
 /// Problems that src/backend/cuda/sm90/ reads by tensor copies.
