@@ -30,6 +30,7 @@ void add_sinks(std::vector<Fault>& list);
 void add_scales(std::vector<Fault>& list);
 void add_formats(std::vector<Fault>& list);
 void add_positions(std::vector<Fault>& list);
+void add_shapes(std::vector<Fault>& list);
 void add_head_dims(std::vector<Fault>& list);
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();

@@ -10,8 +10,8 @@
 namespace quire::faults_detail {
 namespace {
 
-constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
-constexpr const char* kSameKeys = "every row sees the same keys all the same";
+constexpr std::int64_t kShapedRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
+constexpr const char* kSameByShape = "every row sees the same keys all the same";
 
 using Change = std::function<void(Shapes&)>;
 
@@ -23,7 +23,7 @@ Suspects believe(const Evidence& e, const Change& change) {
   const Model truth(*f);
   std::vector<Key> right, other;
   bool differs = false;
-  for (std::int64_t token = 0; token < std::min(f->num_tokens, kRowsCompared) && !differs; ++token) {
+  for (std::int64_t token = 0; token < std::min(f->num_tokens, kShapedRowsCompared) && !differs; ++token) {
     right.clear();
     other.clear();
     const Row row = truth.row(token, 0);
@@ -32,7 +32,7 @@ Suspects believe(const Evidence& e, const Change& change) {
     differs = !std::equal(right.begin(), right.end(), other.begin(), other.end(),
                           [](const Key& a, const Key& b) { return a.position == b.position; });
   }
-  if (!differs) return cannot_show(kSameKeys);
+  if (!differs) return cannot_show(kSameByShape);
   return one([f, shapes](Model& m) {
     m.keys = [f, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
   });
@@ -55,15 +55,14 @@ Suspects chunk_as_window(const Evidence& e) {
 }
 Suspects chunk_one_early(const Evidence& e) {
   const std::int64_t chunk = e.facts.options.attention_chunk.value_or(1);
-  return of_chunk(e, [chunk](Shapes& s) { s.chunk_of = [chunk](const Row&, std::int64_t p) { return (p + 1) / chunk; }; });
+  return of_chunk(e, [chunk](Shapes& s) { s.chunk_of = [chunk](const Row&, std::int64_t p) { return rounded_down(p + 1, chunk); }; });
 }
 Suspects chunk_from_first_key(const Evidence& e) {
   const Facts* f = &e.facts;
   const std::int64_t chunk = f->options.attention_chunk.value_or(1);
   return of_chunk(e, [f, chunk](Shapes& s) {
     s.chunk_of = [f, chunk](const Row& r, std::int64_t p) {
-      const std::int64_t local = p - f->key_begin[Facts::at(r.req)];
-      return local >= 0 ? local / chunk : -1;
+      return rounded_down(p - f->key_begin[Facts::at(r.req)], chunk);
     };
   });
 }
@@ -185,7 +184,7 @@ Suspects tree_first_byte_only(const Evidence& e) {
 Suspects tree_hides_context(const Evidence& e) {
   return of_tree(e, [](Shapes& s) { s.tree_alone = true; });
 }
-Suspects tree_and_order(const Evidence& e) {
+Suspects tree_without_own_key(const Evidence& e) {
   const Facts* f = &e.facts;
   return of_tree(e, [f](Shapes& s) {
     s.bit = [f](const Row& r, std::int64_t b) {
@@ -237,7 +236,7 @@ void add_shapes(std::vector<Fault>& list) {
   add("tree_of_first_row", "gives every row of a request the bits of its first", "", kTree, tree_of_first_row);
   add("tree_first_byte_only", "reads no more than the first eight bits of a row", "", kTree, tree_first_byte_only);
   add("tree_hides_context", "hides the keys before a tree from its rows", "", kTree, tree_hides_context);
-  add("tree_without_own_key", "hides a row's own key in a tree", "", kTree, tree_and_order);
+  add("tree_without_own_key", "hides a row's own key in a tree", "", kTree, tree_without_own_key);
 }
 
 }  // namespace quire::faults_detail

@@ -22,12 +22,16 @@ bool is_seen(const Facts& f, const Shapes& s, const Row& row, std::int64_t q, st
 
 }  // namespace
 
+std::int64_t rounded_down(std::int64_t position, std::int64_t chunk) {
+  return (position >= 0 ? position : position - chunk + 1) / chunk;
+}
+
 Shapes shapes_of(const Facts& facts) {
   const Facts* f = &facts;
   Shapes s;
   s.window = f->windowed() ? std::min(f->window(), kFar) : kFar;
   s.spans_beyond_window = f->options.spans_beyond_window;
-  s.chunk_of = [chunk = f->options.attention_chunk.value_or(kFar)](const Row&, std::int64_t position) { return position / chunk; };
+  s.chunk_of = [chunk = f->options.attention_chunk.value_or(kFar)](const Row&, std::int64_t p) { return rounded_down(p, chunk); };
   s.prefix = [f](const Row& row) { return f->prefix_lens[Facts::at(row.req)]; };
   s.span_of = [f](const Row& row, std::int64_t position) {
     for (const Span& span : f->spans[Facts::at(row.req)])

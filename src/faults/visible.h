@@ -24,6 +24,9 @@ struct Shapes {
   std::function<bool(const Row&, std::int64_t bit)> bit;
 };
 
+/// position / chunk, towards minus infinity: rows may stand before position 0.
+std::int64_t rounded_down(std::int64_t position, std::int64_t chunk);
+
 /// The truth.
 Shapes shapes_of(const Facts& facts);
 

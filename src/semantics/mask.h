@@ -78,7 +78,7 @@ struct Mask {
     KeyRange keys{q_pos - reach.before, q_pos + reach.after + 1};
     std::int64_t near_end = q_pos + reach.before + 1;  // of a span
     if (chunk > 0) {
-      const std::int64_t position = q_pos + key_begin, first = position - position % chunk - key_begin;
+      const std::int64_t offset = (q_pos + key_begin) % chunk, first = q_pos - offset - (offset < 0 ? chunk : 0);
       if (keys.begin < first) keys.begin = first;
       if (keys.end > first + chunk) keys.end = first + chunk;
       if (near_end > first + chunk) near_end = first + chunk;

@@ -196,6 +196,36 @@ const std::vector<Hazard>& hazards() {
   return list;
 }
 
+/// Masks that are more than an order and a window: their edges inside tiles and pages, together and alone.
+const std::vector<Hazard>& shape_hazards() {
+  static const std::vector<Hazard> list = {
+      {"Chunks",
+       {"heads=4:2 d=16 page=8 chunk=16 lse=1 reqs=40@50,1@63,1@64,3@20/21", "heads=4:2 d=16 page=4 chunk=7 alibi=1 reqs=70@9,1@100",
+        "heads=6:3 d=32 page=16 chunk=100 lse=1 reqs=120@90,1@299,1@300 kbegin=1x33,1x0,1x7",
+        "heads=4:2 d=16 page=8 chunk=9 causal=0 wright=4 window=6 reqs=30@9,20:3,1@17"}},
+      // Streaming attention keeps the first keys; between them and the window lie pages that may have been freed.
+      {"VisiblePrefix",
+       {"heads=4:2 d=16 page=8 window=9 prefix=4 lse=1 reqs=1@300,40@50,9", "heads=4:2 d=16 page=4 window=5 prefix=1x70,1x3,1x0 "
+        "sinks=1 lse=1 reqs=20@200,1@150,6@9", "heads=6:3 d=48 page=16 window=33 prefix=17 alibi=1 reqs=1@1500,70@90/100",
+        "heads=4:2 d=16 page=8 chunk=32 prefix=5 lse=1 reqs=9@90,1@200 kbegin=1x0,1x2",
+        "heads=4:2 d=16 page=8 window=8 prefix=20 causal=0 wright=3 reqs=30@9,9:70 qbegin=1x0,1x40"}},
+      // Images in a prompt, and prefix LMs.
+      {"Spans",
+       {"heads=4:2 d=16 page=8 spans=0:3-20,0:20-33,1:0-40 lse=1 reqs=50,30@20,1@9",
+        "heads=4:2 d=16 page=4 window=6 spans=0:3-20,0:40-90,2:10-30 lse=1 reqs=80@30,9@3,25@8/9",
+        "heads=6:3 d=32 page=16 window=6 spans=0:3-20,0:40-90,2:10-30 beyond=1 alibi=1 reqs=80@30,9@3,25@8/9",
+        "heads=4:2 d=16 page=8 chunk=16 spans=0:10-40,1:100-130 reqs=60,30@5 kbegin=1x0,1x96",
+        "heads=4:2 d=16 page=8 window=4 prefix=9 spans=0:5-30 lse=1 reqs=40@3,1@50"}},
+      // Draft tokens: random trees, of as many keys as rows, fewer, and more.
+      {"Trees",
+       {"heads=4:2 d=16 page=8 tree=1x9,1x1,1x7,1x0 lse=1 reqs=9@20,1@50,7@3,5@40",
+        "heads=8:2 d=32 page=16 tree=64 alibi=1 lse=1 reqs=64@100,64,70@9", "heads=4:2 d=16 page=4 tree=256 lse=1 reqs=256@9,1@300",
+        "heads=4:2 d=16 page=8 window=9 prefix=3 sinks=1 tree=1x20,1x4 reqs=20@90/91,9@100",
+        "heads=4:2 d=16 page=8 causal=0 tree=1x30,1x12 lse=1 reqs=5@40,20:12"}},
+  };
+  return list;
+}
+
 ProblemLine hazard_line(const std::string& combination, const std::string& shape, std::uint64_t seed) {
   const bool fp8_query = combination.find("q=fp8_e4m3fn") != std::string::npos;
   const std::string rest = formatted(" {} seed={}", fp8_query ? all_cached(shape) : shape, seed);
@@ -211,13 +241,13 @@ std::vector<Entry> hazard_matrix(bool quick) {
   const std::vector<std::string>& types = type_combinations();
   std::size_t turn = 0;
   std::uint64_t seed = 1;
-  for (const Hazard& hazard : hazards()) {
-    for (const std::string& shape : hazard.shapes)
-      for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
-        const std::string& combination = types[quick ? turn++ % types.size() : i];
-        list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
-      }
-  }
+  for (const std::vector<Hazard>* hazards_of : {&hazards(), &shape_hazards()})
+    for (const Hazard& hazard : *hazards_of)
+      for (const std::string& shape : hazard.shapes)
+        for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
+          const std::string& combination = types[quick ? turn++ % types.size() : i];
+          list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
+        }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
   for (std::vector<Entry>& more : std::array{far_matrix({}, quick), type_matrix({}), row_type_matrix({}, quick)})

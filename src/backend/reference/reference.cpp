@@ -186,7 +186,13 @@ class Oracle {
     if (k < (batch_.prefix_lens.present() ? index_at(batch_.prefix_lens, r) : options_.prefix_len.value_or(0))) return true;
     const std::int64_t window = std::min(options_.sliding_window.value_or(kWidestWindow), kWidestWindow);
     if (q - k >= window || (together && k > q + later && k - q >= window)) return false;
-    return !options_.attention_chunk || q / *options_.attention_chunk == k / *options_.attention_chunk;
+    return chunk_of(q) == chunk_of(k);
+  }
+
+  /// The chunk of a position, rounded down: rows may stand before position 0.
+  std::int64_t chunk_of(std::int64_t position) const {
+    const std::int64_t chunk = options_.attention_chunk.value_or(0);
+    return chunk == 0 ? 0 : (position >= 0 ? position : position - chunk + 1) / chunk;
   }
 
   /// Keys of request `r` that a row sees, counted from the request's first; asked of masks that have a shape.
