@@ -10,7 +10,8 @@
 //   a key at position k is visible to a row at position q  iff (each condition, if its field is set)
 //     ordered  k <= q if the request is causal, else k <= q + window_right      or  k and q lie in one span of r
 //   and
-//     near     |q - k| < sliding_window (to later keys only within a span)  and  floor(k / attention_chunk) = floor(q / attention_chunk)
+//     near     |q - k| < sliding_window (to later keys only within a span)  and  floor(k / attention_chunk) = floor(q /
+//     attention_chunk)
 //              or  k < prefix_len(r)      or  k and q lie in one span of r and spans_beyond_window
 //   except the last tree_lens[r] keys of r: of them, a row sees those whose bit is set in its row of tree_mask, and no other
 //   query head h reads KV head  h / (num_q_heads / num_kv_heads)
@@ -72,10 +73,10 @@ struct Batch {
   Tensor prefix_lens{};  ///< optional [num_reqs]; keys at positions below prefix_lens[r] are hidden by no window and no chunk:
                          ///< StreamingLLM's first tokens (Xiao et al. 2024, arXiv:2309.17453), the prompt of a model that puts a
                          ///< window on generated tokens alone; >= 0; absent = Options::prefix_len for all
-  Tensor tree_mask{};    ///< optional u8 [num_tokens, num_bytes], 1 to 32 bytes a row; bit b (bit b % 8 of byte b / 8) says whether
-                         ///< the row sees key seq_len - tree_lens[r] + b of its request: a tree of draft tokens (SpecInfer, Miao et
-                         ///< al. 2024, arXiv:2305.09781). Comes with tree_lens
-  Tensor tree_lens{};    ///< optional [num_reqs]; last keys of r that tree_mask speaks of, 0 to 8 num_bytes; 0: r has no tree
+  Tensor tree_mask{};  ///< optional u8 [num_tokens, num_bytes], 1 to 32 bytes a row; bit b (bit b % 8 of byte b / 8) says whether
+                       ///< the row sees key seq_len - tree_lens[r] + b of its request: a tree of draft tokens (SpecInfer, Miao et
+                       ///< al. 2024, arXiv:2305.09781). Comes with tree_lens
+  Tensor tree_lens{};  ///< optional [num_reqs]; last keys of r that tree_mask speaks of, 0 to 8 num_bytes; 0: r has no tree
 };
 
 /// Query rows that belong to a request: num_tokens without padding rows. Reads query_start_loc, which is in host memory and
@@ -95,7 +96,7 @@ struct Options {
   std::optional<std::int64_t> attention_chunk{};  ///< tokens of a chunk; rows see keys of their own chunk alone, of which chunk i
                                                   ///< holds positions [i, i + 1) * attention_chunk (Llama 4); >= 1
   std::optional<std::int64_t> prefix_len{};       ///< Batch::prefix_lens of all requests; >= 0
-  bool spans_beyond_window = false;  ///< true: neither window nor chunk hides keys of a row's own span (vLLM's rule)
+  bool spans_beyond_window = false;               ///< true: neither window nor chunk hides keys of a row's own span (vLLM's rule)
 };
 
 }  // namespace quire

@@ -19,9 +19,9 @@ struct Request {
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   std::int64_t cached_len = 0;
-  bool causal = true;          ///< from Batch::causal or Options::causal
-  std::int64_t shift = 0;      ///< positions from the end of the keys to where the rows stand; 0 unless Batch::q_begin is given
-  std::int64_t key_begin = 0;  ///< position of the first key
+  bool causal = true;           ///< from Batch::causal or Options::causal
+  std::int64_t shift = 0;       ///< positions from the end of the keys to where the rows stand; 0 unless Batch::q_begin is given
+  std::int64_t key_begin = 0;   ///< position of the first key
   std::int64_t prefix_len = 0;  ///< keys at positions below it are hidden by no window and no chunk
   std::int64_t tree_len = 0;    ///< last keys that Batch::tree_mask speaks of
   std::int64_t first_span = 0;  ///< its spans are Problem::spans[first_span ...]

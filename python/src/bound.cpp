@@ -58,8 +58,8 @@ struct Layer {
     return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
   }
   SmallArrays small() const {
-    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,      v_scale,
-            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal, batch.q_begin,
+    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,        v_scale,
+            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal,   batch.q_begin,
             batch.key_begin,       batch.spans,    batch.prefix_lens, batch.tree_mask,    batch.tree_lens};
   }
   void check_one_gpu() const {

@@ -199,12 +199,12 @@ void bind_batch(nb::module_& m) {
       .def(
           "__init__",
           [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyBatch(Arguments(
-                "Batch",
-                {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key", "value", "slot_mapping",
-                 "lse", "request_ids", "dtype", "padding", "q_scale", "output_scale", "causal", "q_begin", "key_begin", "spans",
-                 "prefix_lens", "tree_mask", "tree_lens"},
-                0, args, kwargs));
+            new (self) PyBatch(
+                Arguments("Batch", {"query",   "query_start_loc", "seq_lens",     "block_table", "output",      "cached_lens",
+                                    "key",     "value",           "slot_mapping", "lse",         "request_ids", "dtype",
+                                    "padding", "q_scale",         "output_scale", "causal",      "q_begin",     "key_begin",
+                                    "spans",   "prefix_lens",     "tree_mask",    "tree_lens"},
+                          0, args, kwargs));
           },
           // Index tensors and scales may be lists and numbers; the other arrays are viewed, whatever library they are of.
           nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: numpy.typing.ArrayLike, "
@@ -511,11 +511,10 @@ void bind_types(nb::module_& m) {
       .def(
           "__init__",
           [](PyOptions* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyOptions(Arguments(
-                "Options",
-                {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right",
-                 "attention_chunk", "prefix_len", "spans_beyond_window"},
-                5, args, kwargs));
+            new (self) PyOptions(Arguments("Options",
+                                           {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks",
+                                            "causal", "window_right", "attention_chunk", "prefix_len", "spans_beyond_window"},
+                                           5, args, kwargs));
           },
           nb::sig(
               "def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "

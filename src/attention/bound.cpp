@@ -77,10 +77,9 @@ Status other_call(const Pairs& pairs) {
           Code::invalid_argument,
           formatted("bound call: {} is {} in {} memory, bound as {} in {} memory; bind again for other shapes, strides or types",
                     p.name, to_string(*p.given), name(p.given->memory), to_string(*p.bound), name(p.bound->memory))};
-  return {
-      Code::invalid_argument,
-      "bound call: layout, padding, softmax_scale, sliding_window, logits_soft_cap, causal, window_right, attention_chunk, "
-      "prefix_len or spans_beyond_window differ; bind again"};
+  return {Code::invalid_argument,
+          "bound call: layout, padding, softmax_scale, sliding_window, logits_soft_cap, causal, window_right, attention_chunk, "
+          "prefix_len or spans_beyond_window differ; bind again"};
 }
 
 /// Addresses [begin, end) between the first and the last byte of a tensor whose descriptor was checked; empty if it has none.

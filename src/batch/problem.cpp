@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "semantics/page_walk.h"
 #include "semantics/mask.h"
+#include "semantics/page_walk.h"
 
 namespace quire {
 namespace {
@@ -122,8 +122,7 @@ Request request_of(const Batch& batch, const Options& options, std::int64_t r) {
   req.causal = batch.causal.present() ? semantics::flag_view(batch.causal)[r] : options.causal;
   if (batch.key_begin.present()) req.key_begin = semantics::index_view(batch.key_begin)[r];
   if (batch.q_begin.present()) req.shift = semantics::index_view(batch.q_begin)[r] - req.key_begin - req.context_len;
-  req.prefix_len =
-      batch.prefix_lens.present() ? semantics::index_view(batch.prefix_lens)[r] : options.prefix_len.value_or(0);
+  req.prefix_len = batch.prefix_lens.present() ? semantics::index_view(batch.prefix_lens)[r] : options.prefix_len.value_or(0);
   if (batch.tree_lens.present()) req.tree_len = semantics::index_view(batch.tree_lens)[r];
   const std::int64_t most_spans = batch.spans.present() ? batch.spans.shape[1] : 0;
   while (req.num_spans < most_spans && !(span_of(batch, r, req.num_spans).begin >= span_of(batch, r, req.num_spans).end))

@@ -209,7 +209,7 @@ class Maker {
     if (p_.sinks) c_.options.sinks = tensor(DType::f32, p_.num_q_heads);
   }
 
-  std::int64_t most(std::int64_t Request::*member) const {
+  std::int64_t most(std::int64_t Request::* member) const {
     std::int64_t value = 0;
     for (const Request& r : p_.reqs) value = std::max(value, r.*member);
     return value;
@@ -317,12 +317,15 @@ class Maker {
       for (std::int64_t b = 0; b < req.tree_len; ++b)
         if (b != own && own < req.tree_len) bits[b / 8] = static_cast<std::uint8_t>(bits[b / 8] & ~(1 << b % 8));
       if (own >= req.tree_len) continue;
-      for (std::int64_t node = own; node >= 0; node = parent_of(key, node)) bits[node / 8] |= static_cast<std::uint8_t>(1 << node % 8);
+      for (std::int64_t node = own; node >= 0; node = parent_of(key, node))
+        bits[node / 8] |= static_cast<std::uint8_t>(1 << node % 8);
     }
   }
   /// -1: the context.
   static std::int64_t parent_of(std::uint64_t key, std::int64_t node) {
-    return static_cast<std::int64_t>(capture::mix64(key + static_cast<std::uint64_t>(node)) % static_cast<std::uint64_t>(node + 1)) - 1;
+    return static_cast<std::int64_t>(capture::mix64(key + static_cast<std::uint64_t>(node)) %
+                                     static_cast<std::uint64_t>(node + 1)) -
+           1;
   }
 
   /// Deals pages to every position below seq_len; the table shows only those that hold cached tokens.

@@ -78,8 +78,8 @@ class Poisoner {
   }
 
   void mark_keys(std::size_t r, std::int64_t begin, std::int64_t end) {
-    semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size, begin, end,
-                                 [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
+    semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size, begin,
+                                 end, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
                                    const auto first = readable_.begin() + page * p_.page_size + offset;
                                    std::fill(first, first + count, true);
                                  });

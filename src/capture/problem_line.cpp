@@ -21,7 +21,7 @@ using capture::quote;
 
 /// Lengths and sizes fit an int32, as index tensors of that type must hold them.
 constexpr std::int64_t kMaxSize = 2147483647;
-constexpr std::int64_t kMaxTreeKeys = 256;  // bits of a row of tree_mask
+constexpr std::int64_t kMaxTreeKeys = 256;      // bits of a row of tree_mask
 constexpr std::int64_t kMaxRequests = 1 << 20;  // limits memory for a hostile line such as 999999999x1
 /// Bound on the sum of query_len * seq_len, which keeps pair counts and their products with small factors in 64 bits.
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
@@ -393,7 +393,8 @@ constexpr Key kKeys[] = {
     {"chunk", false, "", set_chunk},
     {"prefix", false, "", set_prefix, true},
     {"spans", false, "", set_spans, true},
-    {"beyond", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.spans_beyond_window); }},
+    {"beyond", false, "",
+     [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.spans_beyond_window); }},
     {"tree", false, "", set_tree, true},
     {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.logits_soft_cap); }},
     {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},

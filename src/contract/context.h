@@ -18,8 +18,8 @@
 #include "quire/batch.hpp"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
-#include "semantics/page_walk.h"
 #include "semantics/mask.h"
+#include "semantics/page_walk.h"
 
 namespace quire::contract {
 

@@ -54,8 +54,7 @@ void v05_tree_shape(Context& c) {
                         formatted("given beside {}", mask.present() ? "tree_mask" : "tree_lens"));
   if (!well_formed(mask) || tree_shape_ok(c)) return;
   const std::string tokens = known(c.sizes.num_tokens) ? formatted("{}", c.sizes.num_tokens) : "num_tokens";
-  c.report.add(V05, "tree_mask", {}, to_string(mask),
-               formatted("u8 [{}, 1 to {}]", tokens, semantics::kMaxTreeKeys / 8));
+  c.report.add(V05, "tree_mask", {}, to_string(mask), formatted("u8 [{}, 1 to {}]", tokens, semantics::kMaxTreeKeys / 8));
 }
 
 // --- values ------------------------------------------------------------------------------------------------------------------

@@ -296,12 +296,12 @@ void m26_new_row_dtype(Context& c) {
 
 void m27_index_dtype(Context& c) {
   const Batch& b = c.batch;
-  for (const NamedTensor& t : {NamedTensor{"query_start_loc", &b.query_start_loc}, NamedTensor{"seq_lens", &b.seq_lens},
-                               NamedTensor{"block_table", &b.block_table}, NamedTensor{"cached_lens", &b.cached_lens},
-                               NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids},
-                               NamedTensor{"q_begin", &b.q_begin}, NamedTensor{"key_begin", &b.key_begin},
-                               NamedTensor{"spans", &b.spans}, NamedTensor{"prefix_lens", &b.prefix_lens},
-                               NamedTensor{"tree_lens", &b.tree_lens}}) {
+  for (const NamedTensor& t :
+       {NamedTensor{"query_start_loc", &b.query_start_loc}, NamedTensor{"seq_lens", &b.seq_lens},
+        NamedTensor{"block_table", &b.block_table}, NamedTensor{"cached_lens", &b.cached_lens},
+        NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids},
+        NamedTensor{"q_begin", &b.q_begin}, NamedTensor{"key_begin", &b.key_begin}, NamedTensor{"spans", &b.spans},
+        NamedTensor{"prefix_lens", &b.prefix_lens}, NamedTensor{"tree_lens", &b.tree_lens}}) {
     if (!descriptor_ok(*t.tensor) || t.tensor->dtype == DType::i32 || t.tensor->dtype == DType::i64) continue;
     c.report.add(M27, t.name, {}, quoted_dtype(t.tensor->dtype), "i32 or i64");
   }

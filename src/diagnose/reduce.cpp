@@ -101,6 +101,10 @@ class Cut {
     out.batch.causal = gather(out, b.causal, requests_);
     out.batch.q_begin = gather(out, b.q_begin, requests_);
     out.batch.key_begin = gather(out, b.key_begin, requests_);
+    out.batch.spans = gather(out, b.spans, requests_);
+    out.batch.prefix_lens = gather(out, b.prefix_lens, requests_);
+    out.batch.tree_mask = gather(out, b.tree_mask, tokens_);
+    out.batch.tree_lens = gather(out, b.tree_lens, requests_);
     out.batch.query_start_loc = starts(out);
     out.batch.block_table = table(out);
     out.observed = gather(out, c_.observed, tokens_);

@@ -38,7 +38,7 @@ struct Facts {
   std::vector<std::vector<Span>> spans;              ///< of each request, without empty ones
   bool has_shapes = false;                           ///< a chunk, a prefix, spans or a tree is given
   bool has_masks = false;                            ///< not causal_at_end(), or has_shapes
-  DecodedPages decoded;    ///< K and V as numbers, page by page
+  DecodedPages decoded;                              ///< K and V as numbers, page by page
   /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
   bool dequantised_to_query = false;
   double value_unit = 1;  ///< factor of all real values, by which 8-bit outputs are counted in codes

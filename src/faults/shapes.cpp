@@ -55,15 +55,14 @@ Suspects chunk_as_window(const Evidence& e) {
 }
 Suspects chunk_one_early(const Evidence& e) {
   const std::int64_t chunk = e.facts.options.attention_chunk.value_or(1);
-  return of_chunk(e, [chunk](Shapes& s) { s.chunk_of = [chunk](const Row&, std::int64_t p) { return rounded_down(p + 1, chunk); }; });
+  return of_chunk(
+      e, [chunk](Shapes& s) { s.chunk_of = [chunk](const Row&, std::int64_t p) { return rounded_down(p + 1, chunk); }; });
 }
 Suspects chunk_from_first_key(const Evidence& e) {
   const Facts* f = &e.facts;
   const std::int64_t chunk = f->options.attention_chunk.value_or(1);
   return of_chunk(e, [f, chunk](Shapes& s) {
-    s.chunk_of = [f, chunk](const Row& r, std::int64_t p) {
-      return rounded_down(p - f->key_begin[Facts::at(r.req)], chunk);
-    };
+    s.chunk_of = [f, chunk](const Row& r, std::int64_t p) { return rounded_down(p - f->key_begin[Facts::at(r.req)], chunk); };
   });
 }
 
@@ -179,7 +178,8 @@ Suspects tree_of_first_row(const Evidence& e) {
 }
 Suspects tree_first_byte_only(const Evidence& e) {
   const Facts* f = &e.facts;
-  return of_tree(e, [f](Shapes& s) { s.bit = [f](const Row& r, std::int64_t b) { return b < 8 && f->tree_bit(r.query_token, b); }; });
+  return of_tree(
+      e, [f](Shapes& s) { s.bit = [f](const Row& r, std::int64_t b) { return b < 8 && f->tree_bit(r.query_token, b); }; });
 }
 Suspects tree_hides_context(const Evidence& e) {
   return of_tree(e, [](Shapes& s) { s.tree_alone = true; });
@@ -202,13 +202,15 @@ void add_shapes(std::vector<Fault>& list) {
     list.push_back({{id, "shapes", text, seen, next}, Rank::mistake, suspects});
   };
   const char* const kChunk = "a row sees keys k with k / chunk = q / chunk, where both count positions of the sequence";
-  const char* const kPrefix = "keys below prefix_len are seen through the window: look for where the first tile of keys is chosen";
+  const char* const kPrefix =
+      "keys below prefix_len are seen through the window: look for where the first tile of keys is chosen";
   const char* const kSpan = "rows and keys of one span [begin, end) see each other: look for how a span is found for a row";
   const char* const kTree = "bit b of a row, counted from the lowest of byte b / 8, is key seq_len - tree_len + b";
   add("chunk_ignored", "lets rows see keys of earlier chunks", "", kChunk, chunk_ignored);
   add("chunk_as_window", "takes the chunk for a sliding window of its length", "", kChunk, chunk_as_window);
   add("chunk_one_early", "begins chunks one position too early", "", kChunk, chunk_one_early);
-  add("chunk_from_first_key", "counts chunks from the first key of a shard, not from position 0", "", kChunk, chunk_from_first_key);
+  add("chunk_from_first_key", "counts chunks from the first key of a shard, not from position 0", "", kChunk,
+      chunk_from_first_key);
   add("prefix_ignored", "hides the prefix behind the window", "", kPrefix, prefix_ignored);
   add("prefix_one_short", "keeps one key less of the prefix visible", "", kPrefix, prefix_one_short);
   add("prefix_one_long", "keeps one key more visible than the prefix has", "", kPrefix, prefix_one_long);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mask of one request: which keys its rows see, with windows, chunks, spans, an always visible prefix and a tree.
 //
-// Positions count from the first key of the request, as in visible_range.h. The keys of a request lie in three regions, one behind
-// the other:
+// Positions count from the first key of the request, as in visible_range.h. The keys of a request lie in three regions, one
+// behind the other:
 //
 //     prefix [0, prefix_end)              hidden by order alone
 //     middle [prefix_end, tree_begin)     hidden by order, window and chunk
 //     tree   [tree_begin, num_keys)       hidden by bits alone
 //
 // Within the first two regions, a row sees one range of keys whose ends never decrease from row to row. A kernel that cuts its
-// tiles at the ends of regions needs two numbers a row, and bits in the last region. Between the prefix and the first key that the
-// first row of a tile sees in the middle lies a gap, which no row of the tile sees: kernels read none of it.
+// tiles at the ends of regions needs two numbers a row, and bits in the last region. Between the prefix and the first key that
+// the first row of a tile sees in the middle lies a gap, which no row of the tile sees: kernels read none of it.
 #pragma once
 
 #include <cstdint>

@@ -200,13 +200,16 @@ const std::vector<Hazard>& hazards() {
 const std::vector<Hazard>& shape_hazards() {
   static const std::vector<Hazard> list = {
       {"Chunks",
-       {"heads=4:2 d=16 page=8 chunk=16 lse=1 reqs=40@50,1@63,1@64,3@20/21", "heads=4:2 d=16 page=4 chunk=7 alibi=1 reqs=70@9,1@100",
+       {"heads=4:2 d=16 page=8 chunk=16 lse=1 reqs=40@50,1@63,1@64,3@20/21",
+        "heads=4:2 d=16 page=4 chunk=7 alibi=1 reqs=70@9,1@100",
         "heads=6:3 d=32 page=16 chunk=100 lse=1 reqs=120@90,1@299,1@300 kbegin=1x33,1x0,1x7",
         "heads=4:2 d=16 page=8 chunk=9 causal=0 wright=4 window=6 reqs=30@9,20:3,1@17"}},
       // Streaming attention keeps the first keys; between them and the window lie pages that may have been freed.
       {"VisiblePrefix",
-       {"heads=4:2 d=16 page=8 window=9 prefix=4 lse=1 reqs=1@300,40@50,9", "heads=4:2 d=16 page=4 window=5 prefix=1x70,1x3,1x0 "
-        "sinks=1 lse=1 reqs=20@200,1@150,6@9", "heads=6:3 d=48 page=16 window=33 prefix=17 alibi=1 reqs=1@1500,70@90/100",
+       {"heads=4:2 d=16 page=8 window=9 prefix=4 lse=1 reqs=1@300,40@50,9",
+        "heads=4:2 d=16 page=4 window=5 prefix=1x70,1x3,1x0 "
+        "sinks=1 lse=1 reqs=20@200,1@150,6@9",
+        "heads=6:3 d=48 page=16 window=33 prefix=17 alibi=1 reqs=1@1500,70@90/100",
         "heads=4:2 d=16 page=8 chunk=32 prefix=5 lse=1 reqs=9@90,1@200 kbegin=1x0,1x2",
         "heads=4:2 d=16 page=8 window=8 prefix=20 causal=0 wright=3 reqs=30@9,9:70 qbegin=1x0,1x40"}},
       // Images in a prompt, and prefix LMs.
@@ -219,7 +222,8 @@ const std::vector<Hazard>& shape_hazards() {
       // Draft tokens: random trees, of as many keys as rows, fewer, and more.
       {"Trees",
        {"heads=4:2 d=16 page=8 tree=1x9,1x1,1x7,1x0 lse=1 reqs=9@20,1@50,7@3,5@40",
-        "heads=8:2 d=32 page=16 tree=64 alibi=1 lse=1 reqs=64@100,64,70@9", "heads=4:2 d=16 page=4 tree=256 lse=1 reqs=256@9,1@300",
+        "heads=8:2 d=32 page=16 tree=64 alibi=1 lse=1 reqs=64@100,64,70@9",
+        "heads=4:2 d=16 page=4 tree=256 lse=1 reqs=256@9,1@300",
         "heads=4:2 d=16 page=8 window=9 prefix=3 sinks=1 tree=1x20,1x4 reqs=20@90/91,9@100",
         "heads=4:2 d=16 page=8 causal=0 tree=1x30,1x12 lse=1 reqs=5@40,20:12"}},
   };

@@ -33,8 +33,8 @@ Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {
   return t;
 }
 
-/// Gives a slice of a request the positions of its rows and keys. Rows may stand before position 0 if the batch has no q_begin: all
-/// positions are raised then, by whole chunks.
+/// Gives a slice of a request the positions of its rows and keys. Rows may stand before position 0 if the batch has no q_begin:
+/// all positions are raised then, by whole chunks.
 void move_to_positions(Case& one, const Request& req, std::int64_t row_begin, DType dtype) {
   const std::int64_t first = req.q_begin() + row_begin, chunk = one.options.attention_chunk.value_or(1);
   const std::int64_t raised = first < 0 ? (-first + chunk - 1) / chunk * chunk : 0;
@@ -47,8 +47,8 @@ void move_to_positions(Case& one, const Request& req, std::int64_t row_begin, DT
   }
   if (!one.batch.spans.present()) return;
   const Batch before = one.batch;
-  Tensor spans = Tensor::contiguous(
-      one.allocate(static_cast<std::size_t>((req.num_spans + 1) * 2 * itemsize(DType::i64))), DType::i64, 1, req.num_spans + 1, 2);
+  Tensor spans = Tensor::contiguous(one.allocate(static_cast<std::size_t>((req.num_spans + 1) * 2 * itemsize(DType::i64))),
+                                    DType::i64, 1, req.num_spans + 1, 2);
   for (std::int64_t i = 0; i <= req.num_spans; ++i) {
     const Span span = i < req.num_spans ? span_of(before, 0, i) : Span{-raised, -raised};
     static_cast<std::int64_t*>(spans.data)[2 * i] = span.begin + raised;

@@ -531,6 +531,56 @@ void add_mask_cases(Cases& cases) {
                    [](B& b) { b.seq_lens[2] = 1; }));
 }
 
+/// broken_batch() with spans, prefix_lens, tree_mask and tree_lens.
+template <typename Edit>
+BrokenCase broken_shapes(const char* rule, const char* message, Edit edit) {
+  return broken_batch(rule, message, [edit](B& b) {
+    b.ask_for_shapes();
+    edit(b);
+  });
+}
+
+void add_shape_cases(Cases& cases) {
+  const auto add = [&](const char* rule, const char* message, auto edit) { cases.push_back(broken_shapes(rule, message, edit)); };
+  add("Q-V01", "Q-V01 attention_chunk: 0, expected >= 1, or absent for no chunks", [](B& b) { b.options.attention_chunk = 0; });
+  cases.push_back(broken_batch("Q-V02", "Q-V02 prefix_len: -1, expected >= 0, or absent for no prefix",
+                               [](B& b) { b.options.prefix_len = -1; }));
+  add("Q-V03", "Q-V03 prefix_len: options.prefix_len beside batch.prefix_lens, expected one of the two",
+      [](B& b) { b.options.prefix_len = 4; });
+  add("Q-V04", "Q-V04 spans: shape [8, 2], expected [4, max_spans, 2]",
+      [](B& b) { b.batch.spans = Tensor::contiguous(b.spans.data(), DType::i32, 8, 2); });
+  add("Q-V04", "Q-V04 spans: shape [2, 4, 2], expected [4, max_spans, 2]",
+      [](B& b) { b.batch.spans = Tensor::contiguous(b.spans.data(), DType::i32, 2, 4, 2); });
+  add("Q-V05", "Q-V05 tree_lens: absent, expected given beside tree_mask", [](B& b) { b.batch.tree_lens = {}; });
+  add("Q-V05", "Q-V05 tree_mask: u8 [3, 2], expected u8 [6, 1 to 32]",
+      [](B& b) { b.batch.tree_mask = Tensor::contiguous(b.tree_mask.data(), DType::u8, 3, 2); });
+  add("Q-V06",
+      "Q-V06 spans[0][1]: [5, 7), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[2] = 5; });
+  add("Q-V06",
+      "Q-V06 spans[1][1]: [3, 5), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[6] = 3, b.spans[7] = 5; });
+  add("Q-V06",
+      "Q-V06 spans[0][0]: [2, 1), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[1] = 1; });
+  add("Q-V07", "Q-V07 prefix_lens[1]: -4, expected >= 0", [](B& b) { b.prefix_lens[1] = -4; });
+  add("Q-V08", "Q-V08 tree_lens[2]: 3, expected in [0, 8]: the bits of a row, and at most seq_len = 2",
+      [](B& b) { b.tree_lens[2] = 3; });
+  add("Q-V08", "Q-V08 tree_lens[1]: 9, expected in [0, 8]: the bits of a row, and at most seq_len = 17",
+      [](B& b) { b.tree_lens[1] = 9; });
+  add("Q-V09",
+      "Q-V09 tree_mask[5]: bit 1 is 0, expected 1: the row's own key (bit b of a row is bit b % 8, counted from the "
+      "lowest, of byte b / 8)",
+      [](B& b) { b.tree_mask[5] = 1; });
+  add("Q-V10", "Q-V10 tree_mask[4]: bit 1 is 1, expected 0 behind bit 0, the row's own key, in a causal request",
+      [](B& b) { b.tree_mask[4] = 3; });
+  add("Q-M27", "Q-M27 spans: dtype f32, expected i32 or i64", [](B& b) { b.batch.spans.dtype = DType::f32; });
+  add("Q-M29", "Q-M29 tree_lens: shape [3], expected [4] = [num_reqs]", [](B& b) { b.batch.tree_lens.shape[0] = 3; });
+}
+
 void add_merge_cases(Cases& cases) {
   cases.push_back(
       broken_merge("Q-G01", "Q-G01 out_b: shape [2, 4, 8], expected [3, 4, 8] as out_a", [](M& m) { m.out_b.shape[0] = 2; }));
@@ -656,6 +706,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_row_scale_cases(all);
     add_padding_cases(all);
     add_mask_cases(all);
+    add_shape_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);

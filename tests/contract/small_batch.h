@@ -33,6 +33,9 @@ class SmallBatch {
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
   std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
   std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
+  /// Not in the batch until ask_for_shapes(): request 0 has spans, 1 a prefix, 2 a tree of its two rows.
+  std::vector<std::int32_t> spans{2, 6, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, prefix_lens{0, 4, 0, 0}, tree_lens{0, 0, 2, 0};
+  std::vector<std::uint8_t> tree_mask{0, 0, 0, 0, 1, 2};
   std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
   std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
@@ -86,6 +89,13 @@ class SmallBatch {
     batch.causal = Tensor::contiguous(causal.data(), DType::u8, kReqs);
     batch.q_begin = Tensor::contiguous(q_begin.data(), DType::i32, kReqs);
     batch.key_begin = Tensor::contiguous(key_begin.data(), DType::i32, kReqs);
+  }
+  /// spans, prefix_lens, tree_mask and tree_lens: the second row of request 2 does not see the first.
+  void ask_for_shapes() {
+    batch.spans = Tensor::contiguous(spans.data(), DType::i32, kReqs, 2, 2);
+    batch.prefix_lens = Tensor::contiguous(prefix_lens.data(), DType::i32, kReqs);
+    batch.tree_mask = Tensor::contiguous(tree_mask.data(), DType::u8, kTokens, 1);
+    batch.tree_lens = Tensor::contiguous(tree_lens.data(), DType::i32, kReqs);
   }
   /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.
   void drop_head_of_request_1() {

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
-#include "semantics/softmax_state.h"
 #include "semantics/mask.h"
+#include "semantics/softmax_state.h"
 
 namespace quire::cpu {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "quire/tensor.hpp"
 #include "semantics/layout.h"
+#include "semantics/mask.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
-#include "semantics/mask.h"
 
 namespace quire::gpu {
 

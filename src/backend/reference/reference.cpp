@@ -70,8 +70,8 @@ struct Task {
 struct DecodedKeys {
   std::int64_t first = 0, count = 0;
   std::vector<std::int64_t> listed;  // ascending; empty: the keys are one range
-  std::vector<double> k;  // [blocks(count)][head_dim][kLanes keys]
-  std::vector<double> v;  // [blocks(v_head_dim)][count][kLanes dims]
+  std::vector<double> k;             // [blocks(count)][head_dim][kLanes keys]
+  std::vector<double> v;             // [blocks(v_head_dim)][count][kLanes dims]
 
   std::int64_t position(std::int64_t i) const { return listed.empty() ? first + i : listed[static_cast<std::size_t>(i)]; }
 };
@@ -237,8 +237,8 @@ class Oracle {
     return keys;
   }
 
-  /// Number of leading `rows`, beginning with a row of request `r`, that share a decoded copy: no unseen key lies between them, and
-  /// both ends of what they see grow. A row with holes has a copy of its own.
+  /// Number of leading `rows`, beginning with a row of request `r`, that share a decoded copy: no unseen key lies between them,
+  /// and both ends of what they see grow. A row with holes has a copy of its own.
   std::size_t rows_of_task(std::int64_t r, std::span<const Chosen> rows) const {
     const std::int64_t end = index_at(batch_.query_start_loc, r + 1);
     Seen last = seen(r, rows[0].token);
