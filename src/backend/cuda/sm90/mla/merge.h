@@ -53,10 +53,8 @@ struct MergedRow {
 #pragma unroll 1
     for (int first = 0; first < item.slice.num_parts; first += kAtOnce) {
       if (first > 0) load(acc, first);
-      if (first % 32 == 0) {
-        const float max = state_of(first + static_cast<int>(threadIdx.x) % 32).max;
-        weight_of_mine = max == -INFINITY ? 0.0f : expf(max - all.max);  // an empty part weighs nothing, and so does none
-      }
+      if (first % 32 == 0)  // an empty part weighs nothing, and so does a part that does not exist
+        weight_of_mine = semantics::weight_in(state_of(first + static_cast<int>(threadIdx.x) % 32).max, all.max);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);
