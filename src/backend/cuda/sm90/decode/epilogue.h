@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/decode/merge_parts.h"
 #include "backend/cuda/sm90/decode/merge_staged.h"
 #include "backend/cuda/sm90/decode/softmax.h"
@@ -71,7 +72,7 @@ struct Epilogue {
   /// written without the flag: no block reads a partial result before its part is counted, and is_last_part() reads the flag
   /// when it counts.
   __device__ bool is_sound() const {
-    if (args.turn != Turn::beside) hopper::wait_for_dependencies();
+    if (args.turn != Turn::beside) wait_for_dependencies();
     return !gpu::is_refused(a);
   }
 

@@ -3,6 +3,7 @@
 // read by the two blocks that complete the last part of each tile.
 #pragma once
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/mla/memory.h"
 
 namespace quire::cuda::sm90::mla {
@@ -88,7 +89,7 @@ __device__ inline int merge_tile(const gpu::AttendArgs& a, const gpu::WorkSlice&
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads) merge_mla(const __grid_constant__ gpu::AttendArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  hopper::wait_for_dependencies();
+  wait_for_dependencies();
   if (gpu::is_refused(a)) return;
   constexpr int kWarps = kMergeThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, num_slices = *a.work.num_slices;
