@@ -209,7 +209,7 @@ std::pair<std::int64_t, std::int64_t> long_and_short_tiles(const Scheduled& s, c
   return {of_long, of_short};
 }
 
-TEST(SimtSchedule, MultiprocessorsAreDividedByWork) {
+TEST(SimtSchedule, SmsAreDividedByWork) {
   std::mt19937_64 random(9);
   const auto any = [&random](std::int64_t below) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(below));
@@ -235,7 +235,7 @@ TEST(SimtSchedule, MultiprocessorsAreDividedByWork) {
   }
 }
 
-TEST(SimtSchedule, NobodyWithWorkIsLeftWithoutMultiprocessors) {
+TEST(SimtSchedule, NobodyWithWorkIsLeftWithoutSms) {
   const gpu::Division division{nullptr, 132, 7};
   EXPECT_EQ(gpu::units_for_long(0, 1000, division), 0);
   EXPECT_EQ(gpu::units_for_long(0, 0, division), 0);

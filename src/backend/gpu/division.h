@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: attend, schedule. How a device is divided between two lists that are served at the same time: long requests, whose
-// kernel keeps the tensor cores busy, and short ones, whose kernel keeps memory busy. A multiprocessor works for one of them.
+// kernel keeps the tensor cores busy, and short ones, whose kernel keeps memory busy. An SM works for one of them.
 //
-// The long list's kernel begins on `units` multiprocessors, the short one's has the rest; as these are done, the long list's
-// kernel takes them over. So both should end at the same time: each gets multiprocessors as its share of all the work.
+// The long list's kernel begins on `units` SMs, the short one's has the rest; as these are done, the long list's
+// kernel takes them over. So both should end at the same time: each gets SMs as its share of all the work.
 #pragma once
 
 #include "backend/gpu/runtime.h"
