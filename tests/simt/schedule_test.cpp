@@ -235,16 +235,6 @@ TEST(SimtSchedule, SmsAreDividedByWork) {
   }
 }
 
-TEST(SimtSchedule, NobodyWithWorkIsLeftWithoutSms) {
-  const gpu::Division division{nullptr, 132, 7};
-  EXPECT_EQ(gpu::units_for_long(0, 1000, division), 0);
-  EXPECT_EQ(gpu::units_for_long(0, 0, division), 0);
-  EXPECT_EQ(gpu::units_for_long(1, 0, division), 132);
-  EXPECT_EQ(gpu::units_for_long(1, 1 << 30, division), 2);
-  EXPECT_EQ(gpu::units_for_long(1 << 30, 1, division), 130);
-  EXPECT_EQ(gpu::units_for_long(100, 700, division), 66);
-}
-
 TEST(SimtSchedule, NoRoomBreaksTheCall) {
   for (const std::int32_t split : {0, 64}) {
     Scheduled s({{40, 100}, {1, 70}}, 4, 0, split, 0, 9);

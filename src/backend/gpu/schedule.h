@@ -10,10 +10,10 @@
 #include "backend/gpu/block_scan.h"
 #include "backend/gpu/break_call.h"
 #include "backend/gpu/checked_lengths.h"
-#include "backend/gpu/division.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/tiles.h"
 #include "schedule/cuts.h"
+#include "schedule/division.h"
 
 namespace quire::gpu {
 
@@ -23,7 +23,7 @@ using schedule::kUncut;
 /// What all requests ask for.
 struct Load {
   std::int64_t key_tiles = 0;    ///< see schedule::Tiling::most_key_tiles()
-  std::int64_t short_tiles = 0;  ///< see division.h
+  std::int64_t short_tiles = 0;  ///< see schedule/division.h
   std::int32_t unsound = 0;      ///< requests whose lengths break a rule
   QUIRE_DEVICE Load operator+(const Load& o) const {
     return {key_tiles + o.key_tiles, short_tiles + o.short_tiles, unsound + o.unsound};
@@ -121,7 +121,7 @@ QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
     if (!n.sound) continue;
     const std::int32_t tiles = tiling_of(a).tiles(static_cast<std::int32_t>(n.query_len));
     mine.key_tiles += tiling_of(a).most_key_tiles(tiles, n.context_len, n.seq_len, a.window, a.has_masks);
-    if (!a.has_masks) mine.short_tiles += short_tiles_of(a, n.query_len, n.context_len);
+    if (!a.has_masks) mine.short_tiles += schedule::short_tiles_of(a, n.query_len, n.context_len);
   }
   block.loads.exclusive(mine);
   return block.loads.total();
@@ -267,7 +267,9 @@ QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
   if (!room) break_call(a);
   *a.work.num_slices = room ? static_cast<std::int32_t>(done.entries.slices.value) : 0;
   *a.work.next_item = 0;
-  if (a.work.division.all_units > 0) *a.work.division.units = units_for_long(load.key_tiles, load.short_tiles, a.work.division);
+  const Division& division = a.work.division;
+  if (division.all_units > 0)
+    *division.units = schedule::units_for_long(load.key_tiles, load.short_tiles, division.all_units, division.long_weight);
 }
 
 }  // namespace quire::gpu
