@@ -28,15 +28,16 @@ QUIRE_HD std::int64_t short_tiles_of(const Args& a, std::int64_t query_len, std:
 
 /// SMs that begin with the long list: its share of the work of both, where one of `long_tiles` is as heavy as long_weight of
 /// `short_tiles`. Even, as blocks of the long list run in pairs. At least 2 and at most all_units - 2 if both lists have tiles;
-/// 0 or all_units if one has none.
-QUIRE_HD std::int32_t units_for_long(std::int64_t long_tiles, std::int64_t short_tiles, std::int32_t all_units,
-                                     std::int32_t long_weight) {
+/// 0 or all_units if one has none. `division` has all_units and long_weight, and comes by reference: AMD's compiler reads it
+/// where it is needed.
+template <class Division>
+QUIRE_HD std::int32_t units_for_long(std::int64_t long_tiles, std::int64_t short_tiles, const Division& division) {
   if (long_tiles == 0) return 0;
-  if (short_tiles == 0) return all_units;
-  const std::int64_t long_work = long_tiles * long_weight;
-  const auto units = static_cast<std::int32_t>(long_work * all_units / (long_work + short_tiles)) / 2 * 2;
+  if (short_tiles == 0) return division.all_units;
+  const std::int64_t long_work = long_tiles * division.long_weight;
+  const auto units = static_cast<std::int32_t>(long_work * division.all_units / (long_work + short_tiles)) / 2 * 2;
   if (units < 2) return 2;
-  return units > all_units - 2 ? all_units - 2 : units;
+  return units > division.all_units - 2 ? division.all_units - 2 : units;
 }
 
 }  // namespace quire::schedule

@@ -73,7 +73,7 @@ void expect_each_key_once(const List& list, const Request& r, std::int32_t part_
         ASSERT_TRUE(at == tile.key_begin || at % list.split_keys == 0);
         ASSERT_LE(part.end, (part.begin / list.split_keys + 1) * list.split_keys);
       } else {
-        ASSERT_LE(semantics::ceil_div(part.end - part.begin, list.tile_keys), part_tiles);
+        ASSERT_LE(semantics::ceil_div<std::int64_t>(part.end - part.begin, list.tile_keys), part_tiles);
       }
       at = part.end;
     }

@@ -13,6 +13,11 @@
 namespace quire::schedule {
 namespace {
 
+/// As a kernel is given it.
+struct Division {
+  std::int32_t all_units = 132, long_weight = 7;
+};
+
 /// The tiles that hold a key which some row sees: key <= position, and position - key < window.
 std::int64_t tiles_by_key(std::int64_t query_len, std::int64_t context_len, std::int64_t window) {
   std::set<std::int64_t> tiles;
@@ -22,7 +27,7 @@ std::int64_t tiles_by_key(std::int64_t query_len, std::int64_t context_len, std:
   return static_cast<std::int64_t>(tiles.size());
 }
 
-TEST(Division, TilesOfTheShortListHoldEveryVisibleKey) {
+TEST(DivisionOfSms, TilesOfTheShortListHoldEveryVisibleKey) {
   ShareArgs<std::int32_t> args;
   args.group = 4, args.work.min_rows = 16;
   for (const std::int32_t window : {0, 1, 63, 64, 65, 130})
@@ -35,12 +40,12 @@ TEST(Division, TilesOfTheShortListHoldEveryVisibleKey) {
       }
 }
 
-TEST(Division, SmsFollowTheWork) {
+TEST(DivisionOfSms, SmsFollowTheWork) {
   for (const std::int32_t all : {4, 132, 148})
     for (const std::int32_t weight : {1, 7, 30})
       for (std::int64_t of_long = 1; of_long < std::int64_t{1} << 40; of_long = of_long * 3 + 1)
         for (std::int64_t of_short = 1; of_short < std::int64_t{1} << 40; of_short = of_short * 5 + 2) {
-          const std::int32_t units = units_for_long(of_long, of_short, all, weight);
+          const std::int32_t units = units_for_long(of_long, of_short, Division{all, weight});
           const double work = static_cast<double>(of_long) * weight;
           const double wanted = all * work / (work + static_cast<double>(of_short));
           ASSERT_EQ(units % 2, 0);
@@ -49,13 +54,13 @@ TEST(Division, SmsFollowTheWork) {
         }
 }
 
-TEST(Division, NobodyWithWorkIsLeftWithoutSms) {
-  EXPECT_EQ(units_for_long(0, 1000, 132, 7), 0);
-  EXPECT_EQ(units_for_long(0, 0, 132, 7), 0);
-  EXPECT_EQ(units_for_long(1, 0, 132, 7), 132);
-  EXPECT_EQ(units_for_long(1, 1 << 30, 132, 7), 2);
-  EXPECT_EQ(units_for_long(1 << 30, 1, 132, 7), 130);
-  EXPECT_EQ(units_for_long(100, 700, 132, 7), 66);
+TEST(DivisionOfSms, NobodyWithWorkIsLeftWithoutSms) {
+  EXPECT_EQ(units_for_long(0, 1000, Division{}), 0);
+  EXPECT_EQ(units_for_long(0, 0, Division{}), 0);
+  EXPECT_EQ(units_for_long(1, 0, Division{}), 132);
+  EXPECT_EQ(units_for_long(1, 1 << 30, Division{}), 2);
+  EXPECT_EQ(units_for_long(1 << 30, 1, Division{}), 130);
+  EXPECT_EQ(units_for_long(100, 700, Division{}), 66);
 }
 
 }  // namespace

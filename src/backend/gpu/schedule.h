@@ -267,9 +267,8 @@ QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
   if (!room) break_call(a);
   *a.work.num_slices = room ? static_cast<std::int32_t>(done.entries.slices.value) : 0;
   *a.work.next_item = 0;
-  const Division& division = a.work.division;
-  if (division.all_units > 0)
-    *division.units = schedule::units_for_long(load.key_tiles, load.short_tiles, division.all_units, division.long_weight);
+  if (a.work.division.all_units > 0)
+    *a.work.division.units = schedule::units_for_long(load.key_tiles, load.short_tiles, a.work.division);
 }
 
 }  // namespace quire::gpu
