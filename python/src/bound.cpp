@@ -31,29 +31,7 @@ struct Layer {
   quire::Padding padding = quire::Padding::refused;
   ArrayRef k, v, k_scale, v_scale, alibi_slopes, sinks;
 
-  quire::Batch batch_views() const {
-    return {.query = batch.query.view,
-            .output = batch.output.view,
-            .query_start_loc = batch.query_start_loc.view,
-            .seq_lens = batch.seq_lens.view,
-            .block_table = batch.block_table.view,
-            .cached_lens = batch.cached_lens.view,
-            .key = batch.key.view,
-            .value = batch.value.view,
-            .slot_mapping = batch.slot_mapping.view,
-            .lse = batch.lse.view,
-            .request_ids = batch.request_ids.view,
-            .padding = padding,
-            .q_scale = batch.q_scale.view,
-            .output_scale = batch.output_scale.view,
-            .causal = batch.causal.view,
-            .q_begin = batch.q_begin.view,
-            .key_begin = batch.key_begin.view,
-            .spans = batch.spans.view,
-            .prefix_lens = batch.prefix_lens.view,
-            .tree_mask = batch.tree_mask.view,
-            .tree_lens = batch.tree_lens.view};
-  }
+  quire::Batch batch_views() const { return batch.views(padding); }
   quire::KVCache cache_views(quire::CacheLayout layout) const {
     return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
   }

@@ -250,6 +250,30 @@ void bind_batch(nb::module_& m) {
 
 }  // namespace
 
+quire::Batch BatchArrays::views(quire::Padding padding) const {
+  return {.query = query.view,
+          .output = output.view,
+          .query_start_loc = query_start_loc.view,
+          .seq_lens = seq_lens.view,
+          .block_table = block_table.view,
+          .cached_lens = cached_lens.view,
+          .key = key.view,
+          .value = value.view,
+          .slot_mapping = slot_mapping.view,
+          .lse = lse.view,
+          .request_ids = request_ids.view,
+          .padding = padding,
+          .q_scale = q_scale.view,
+          .output_scale = output_scale.view,
+          .causal = causal.view,
+          .q_begin = q_begin.view,
+          .key_begin = key_begin.view,
+          .spans = spans.view,
+          .prefix_lens = prefix_lens.view,
+          .tree_mask = tree_mask.view,
+          .tree_lens = tree_lens.view};
+}
+
 PyBatch::PyBatch(const Arguments& given) {
   const std::string dtype = given.dtype("dtype").value_or("");
   const auto rows = [&](const char* name, Access access = Access::read) {
@@ -282,27 +306,7 @@ PyBatch::PyBatch(const Arguments& given) {
   arrays_.output_scale = import_scale(given.get("output_scale"), "output_scale", arrays_.query, scalars_[1]);
   const BatchArrays& a = arrays_;
   for_each_array(a, [&](const ArrayRef& array, const char* name) { check_same_gpu(a.query, "query", array, name); });
-  views_ = {.query = a.query.view,
-            .output = a.output.view,
-            .query_start_loc = a.query_start_loc.view,
-            .seq_lens = a.seq_lens.view,
-            .block_table = a.block_table.view,
-            .cached_lens = a.cached_lens.view,
-            .key = a.key.view,
-            .value = a.value.view,
-            .slot_mapping = a.slot_mapping.view,
-            .lse = a.lse.view,
-            .request_ids = a.request_ids.view,
-            .padding = read_padding(given),
-            .q_scale = a.q_scale.view,
-            .output_scale = a.output_scale.view,
-            .causal = a.causal.view,
-            .q_begin = a.q_begin.view,
-            .key_begin = a.key_begin.view,
-            .spans = a.spans.view,
-            .prefix_lens = a.prefix_lens.view,
-            .tree_mask = a.tree_mask.view,
-            .tree_lens = a.tree_lens.view};
+  views_ = a.views(read_padding(given));
 }
 
 PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {

@@ -23,6 +23,8 @@ struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
   ArrayRef q_scale, output_scale;
   ArrayRef causal, q_begin, key_begin, spans, prefix_lens, tree_mask, tree_lens;
+
+  quire::Batch views(quire::Padding padding) const;
 };
 
 /// A batch for one call: views with an output, and what keeps that output alive.

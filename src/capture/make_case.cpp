@@ -15,6 +15,7 @@
 #include "capture/random.h"
 #include "capture/shared_pages.h"
 #include "quire/capture.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "text/formatted.h"
@@ -35,8 +36,6 @@ enum What : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3, kSinks = 4, kPages
 /// Stands for the request in the streams of tokens that all requests share.
 constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
-
 /// Counts that the tensors are made from.
 struct Sizes {
   std::int64_t num_tokens = 0, num_reqs = 0;  ///< tokens: rows of requests, then padding rows
@@ -55,7 +54,7 @@ Sizes sizes_of(const ProblemLine& line) {
   std::map<capture::Branch, std::int64_t> branches;
   for (std::int64_t i = 0; i < s.num_reqs; ++i) {
     const Request& r = p.reqs[static_cast<std::size_t>(i)];
-    const std::int64_t pages = ceil_div(r.seq_len(), p.page_size);
+    const std::int64_t pages = semantics::ceil_div(r.seq_len(), p.page_size);
     const std::int64_t shared = capture::shared_pages(line, i);
     s.common_pages = std::max(s.common_pages, std::min(shared, line.shared_pages));
     std::int64_t end = line.shared_pages;
@@ -184,7 +183,7 @@ class Maker {
     if (p_.has_spans) b.spans = tensor(line_.index_dtype, s_.num_reqs, most(&Request::num_spans) + 1, 2);
     if (p_.has_tree) {
       b.tree_lens = tensor(line_.index_dtype, s_.num_reqs);
-      b.tree_mask = tensor(DType::u8, s_.num_tokens, ceil_div(std::max<std::int64_t>(1, most(&Request::tree_len)), 8));
+      b.tree_mask = tensor(DType::u8, s_.num_tokens, semantics::ceil_div(std::max<std::int64_t>(1, most(&Request::tree_len)), 8));
     }
     if (s_.has_new_rows) {
       b.cached_lens = tensor(line_.index_dtype, s_.num_reqs);
@@ -344,8 +343,9 @@ class Maker {
         if (is_new) at->second = dealer.next();
         pages.push_back(at->second);
       }
-      while (static_cast<std::int64_t>(pages.size()) < ceil_div(req.seq_len(), p_.page_size)) pages.push_back(dealer.next());
-      const std::int64_t shown = ceil_div(req.cached_len, p_.page_size);
+      while (static_cast<std::int64_t>(pages.size()) < semantics::ceil_div(req.seq_len(), p_.page_size))
+        pages.push_back(dealer.next());
+      const std::int64_t shown = semantics::ceil_div(req.cached_len, p_.page_size);
       const KeyPositions hidden = p_.hidden_keys(req);
       for (std::int64_t i = 0; i < s_.table_width; ++i) {
         const bool is_hidden = i * p_.page_size >= hidden.begin && (i + 1) * p_.page_size <= hidden.end;

@@ -12,6 +12,7 @@
 #include "capture/random.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 
@@ -127,7 +128,7 @@ class Poisoner {
     const Tensor& table = c_.batch.block_table;
     const std::int64_t page = kind_ == PoisonKind::nan ? capture::kImpossiblePage : unread_page();
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
-      const std::int64_t used = (p_.reqs[r].cached_len + p_.page_size - 1) / p_.page_size;
+      const std::int64_t used = semantics::ceil_div(p_.reqs[r].cached_len, p_.page_size);
       for (std::int64_t j = used; j < table.shape[1]; ++j)
         capture::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
     }

@@ -99,9 +99,6 @@ semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noe
 /// visible_cached() without positions beyond the table's width (Q-T10). Needs pages_sound.
 semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept;
 
-/// ceil(a / b) without overflow, a >= 0, b >= 1.
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return a / b + (a % b != 0 ? 1 : 0); }
-
 /// A 1-D i32 or i64 tensor of `size` readable entries (any size if kUnknown).
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept;
 /// A 1-D u8 tensor of `size` readable entries.

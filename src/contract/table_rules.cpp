@@ -7,6 +7,7 @@
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "contract/index_scan.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -202,7 +203,7 @@ bool table_looks_like_halves(const Context& c) {
     if (!lengths.sound) continue;
     const semantics::KeyRange keys = visible_cached(c, lengths);
     const std::int64_t last =
-        std::min(ceil_div(std::max<std::int64_t>(keys.end, 0), c.sizes.page_size), c.batch.block_table.shape[1]);
+        std::min(semantics::ceil_div(std::max<std::int64_t>(keys.end, 0), c.sizes.page_size), c.batch.block_table.shape[1]);
     const IndexView row = semantics::index_row(c.batch.block_table, r);
     const std::int64_t first = keys.begin / c.sizes.page_size;
     if (last - first < 4) continue;
@@ -227,7 +228,7 @@ void apply_page_rules(Context& c) {
     if (!lengths.sound) continue;
     const semantics::KeyRange keys = visible_cached(c, lengths);
     if (keys.begin >= keys.end) continue;
-    const std::int64_t needed = ceil_div(keys.end, c.sizes.page_size);
+    const std::int64_t needed = semantics::ceil_div(keys.end, c.sizes.page_size);
     t10_wide_enough(c, r, lengths.cached_len, needed);
     const IndexView row = semantics::index_row(table, r);
     const std::int64_t first = keys.begin / c.sizes.page_size, last = std::min(needed, table.shape[1]);
@@ -235,7 +236,7 @@ void apply_page_rules(Context& c) {
     if (gap.begin >= gap.end) {
       t03_page_ids(c, r, row, first, last);
     } else {
-      t03_page_ids(c, r, row, first, std::min(last, ceil_div(gap.begin, c.sizes.page_size)));
+      t03_page_ids(c, r, row, first, std::min(last, semantics::ceil_div(gap.begin, c.sizes.page_size)));
       if (keys.end > gap.end) t03_page_ids(c, r, row, std::max(first, gap.end / c.sizes.page_size), last);
     }
   }

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "faults/model.h"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
@@ -297,8 +298,8 @@ Result<Case> whole_case(const RankCaptures& captures) {
   whole.batch.seq_lens = index_tensor_of(whole, lengths);
   std::int64_t pages = 0, columns = 1;
   for (const std::int64_t length : lengths) {
-    pages += (length + size - 1) / size;
-    columns = std::max(columns, (length + size - 1) / size);
+    pages += semantics::ceil_div(length, size);
+    columns = std::max(columns, semantics::ceil_div(length, size));
   }
   whole.cache.layout = CacheLayout::nhd;
   whole.cache.k = new_cache(whole, first.cache.k.dtype, std::max<std::int64_t>(pages, 1), first);

@@ -8,6 +8,7 @@
 
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
+#include "semantics/ceil_div.h"
 
 namespace quire {
 namespace {
@@ -119,7 +120,7 @@ class Cut {
   /// the window count, because faults read there.
   std::int64_t pages_of(std::int64_t r) const {
     const std::int64_t cached = f_.query_len(r) > 0 ? f_.cached_lens[Facts::at(r)] : 0;
-    return std::min((cached + f_.page_size - 1) / f_.page_size, f_.max_pages_per_req);
+    return std::min(semantics::ceil_div(cached, f_.page_size), f_.max_pages_per_req);
   }
 
   /// An entry left of the window may be none, and leads out of the cache.

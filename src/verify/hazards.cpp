@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hazard matrix: for each hazard of testing.md the smallest batches that meet it, crossed with types and layouts.
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -116,8 +117,11 @@ const std::vector<std::string>& type_combinations() {
   return list;
 }
 
-const std::vector<Hazard>& hazards() {
-  static const std::vector<Hazard> list = {
+namespace {
+
+/// Pages, windows, padding: keys and rows that are there and must not be used.
+std::vector<Hazard> pages_and_windows() {
+  return {
       {"LastPagePartial", {"heads=4:2 d=32 page=16 reqs=1@20,3@29,17@5,1@15 lse=1"}},
       {"ChunkStartsMidPage", {"heads=4:2 d=32 page=16 reqs=9@7,16@23,5@33,1@17"}},
       {"WindowHidesFirstPage",
@@ -135,6 +139,12 @@ const std::vector<Hazard>& hazards() {
       {"PageTailNaN", {"heads=4:2 d=32 page=32 reqs=1@32,2@40,7@0"}},
       {"OutOfWindowNaN", {"heads=4:2 d=16 page=4 window=7 reqs=1@50,6@33", "heads=4:2 d=16 page=64 window=9 reqs=1@50,6@90"}},
       {"TablePastEndHuge", {"heads=4:2 d=16 page=4 reqs=1@3,1@100,2@9"}},
+  };
+}
+
+/// Sizes of heads, groups, pages and rows, and what is done to scores.
+std::vector<Hazard> shapes_and_scores() {
+  return {
       {"QueryLongerThanTile", {"heads=4:2 d=16 page=16 reqs=150@10,65 lse=1", "heads=16:1 d=16 page=16 reqs=33@70"}},
       {"OddHeadDim", sweep("heads=4:2 page=8 reqs=3@9,1@21 lse=1 d=", {1, 7, 24, 80, 120, 192, 256, 512}, "")},
       {"OddGroup", group_sweep()},
@@ -156,6 +166,12 @@ const std::vector<Hazard>& hazards() {
       {"WideHeadsManyKeys",
        {"heads=4:2 d=256 page=16 lse=1 reqs=3@90,1@140,66@3", "heads=2:1 d=200 page=8 window=90 sinks=1 reqs=5@130,1@150"},
        129},
+  };
+}
+
+/// Rows that are not causal, or not at the end of their keys.
+std::vector<Hazard> masks_and_shards() {
+  return {
       // Encoders: every row sees every key. Cross attention: the number of keys has nothing to do with that of rows.
       {"NonCausal",
        {"heads=6:3 d=16 page=8 causal=0 alibi=1 lse=1 reqs=9@12,3:30,1@20",
@@ -180,6 +196,12 @@ const std::vector<Hazard>& hazards() {
       {"HeadOfCacheDropped",
        {"heads=6:3 d=16 page=8 alibi=1 window=33 lse=1 reqs=1@50,9@60/60,30@20 kbegin=1x1000,1x48,1x16",
         "heads=4:2 d=16 page=8 causal=0 kbegin=70000 lse=1 reqs=5@20"}},
+  };
+}
+
+/// Values that are not as long as keys, or lie in the rows of keys; all options at once.
+std::vector<Hazard> rows_of_v() {
+  return {
       // MLA's prefill and absorbed decode, and pairs with a vector's tail on either side.
       {"OwnHeadDimOfV",
        {"heads=4:2 d=24 dv=16 page=8 lse=1 reqs=9@20/24,1@33,70@9", "heads=4:2 d=16 dv=40 page=8 lse=1 reqs=9@20/20,1@100",
@@ -193,6 +215,17 @@ const std::vector<Hazard>& hazards() {
         "heads=20:1 d=576 dv=512 latent=1 page=16 lse=1 reqs=1@70,2@9"}},
       {"EverythingAtOnce", {"heads=6:2 d=48 page=5 cap=8 alibi=1 sinks=1 window=33 lse=1 reqs=40@50/60,1@200,0@7,5@2"}},
   };
+}
+
+}  // namespace
+
+const std::vector<Hazard>& hazards() {
+  static const std::vector<Hazard> list = [] {
+    std::vector<Hazard> all;
+    for (const auto family : {pages_and_windows, shapes_and_scores, masks_and_shards, rows_of_v})
+      std::ranges::move(family(), std::back_inserter(all));
+    return all;
+  }();
   return list;
 }
 

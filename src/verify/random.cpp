@@ -5,6 +5,7 @@
 #include <array>
 #include <random>
 
+#include "semantics/ceil_div.h"
 #include "verify/matrix.h"
 
 namespace quire::verify_detail {
@@ -139,7 +140,7 @@ void draw_sizes(Draw& draw, Problem& p) {
   p.page_size = draw.of(std::array<std::int64_t, 10>{1, 2, 3, 4, 8, 16, 16, 32, 48, 128});
   if (p.layout == CacheLayout::packed) {
     const std::int64_t x = packed_x(p.kv_dtype);
-    p.head_dim = (p.head_dim + x - 1) / x * x;
+    p.head_dim = semantics::round_up(p.head_dim, x);
   }
 }
 

@@ -117,11 +117,11 @@ struct ResetArgs {
   unsigned long long permit = 0;  ///< of the call
 };
 
-/// How multiprocessors are divided between two lists; see division.h.
+/// How SMs are divided between two lists; see schedule/division.h.
 struct Division {
   std::int32_t* units = nullptr;  ///< [1] that the long list begins with
   std::int32_t all_units = 0;     ///< 0 = the lists are served one after the other
-  std::int32_t long_weight = 1;   ///< tiles of kShortKeys keys of the short list that are as much work as one of the long list's
+  std::int32_t long_weight = 1;   ///< tiles of the short list that are as much work as one of the long list's
 };
 
 /// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.
