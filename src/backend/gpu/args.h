@@ -9,6 +9,7 @@
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
+#include "semantics/token_scale.h"
 #include "semantics/visible_range.h"
 
 namespace quire::gpu {
@@ -187,13 +188,14 @@ struct AttendArgs {
   bool confirms = false;          ///< of a layer, its first launch: one wave calls confirm_layer()
   WorkList work;                  ///< of the kernel at hand
   // From here on: kernels that take causal rows at the end of their keys, and nothing else, never read these.
-  bool has_masks = false;          ///< some request may not be causal, or its rows may stand elsewhere
-  bool causal_by_default = true;   ///< of all requests where `causal` is absent
-  std::int32_t v_head_dim = 1;     ///< of cache_v, value and output; head_dim for kernels that take no other
-  semantics::FlagView causal;      ///< [num_reqs]; data null = absent
-  semantics::IndexView q_begin;    ///< [num_reqs]; data null = at the end of the keys
-  semantics::IndexView key_begin;  ///< [num_reqs]; data null = 0
-  std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
+  bool has_masks = false;                               ///< some request may not be causal, or its rows may stand elsewhere
+  bool causal_by_default = true;                        ///< of all requests where `causal` is absent
+  std::int32_t v_head_dim = 1;                          ///< of cache_v, value and output; head_dim for kernels that take no other
+  semantics::FlagView causal;                           ///< [num_reqs]; data null = absent
+  semantics::IndexView q_begin;                         ///< [num_reqs]; data null = at the end of the keys
+  semantics::IndexView key_begin;                       ///< [num_reqs]; data null = 0
+  std::int64_t window_right = -1;                       ///< of requests that are not causal; -1 = none
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; tuned kernels take none
   /// Rules Q-T04 and Q-T16: query_start_loc may end here.
   QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }
   /// fill_rows() has something to do, or may have.
@@ -213,6 +215,7 @@ struct AppendArgs {
   semantics::IndexView slots;   ///< [num_tokens]
   Outcome* outcome = nullptr;   ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
   std::int32_t v_head_dim = 1;  ///< of value and cache_v
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; written
 };
 
 /// f32 log-sum-exps [num_tokens, num_heads].
