@@ -558,9 +558,7 @@ ArrayRef import_floats(nb::handle object, const std::string& name, nb::handle li
     return import_array(object, name, Access::read, {}, Role::f32);
   const nb::object none = nb::none();
   const nb::object array = arrays_function("float_array")(object, name, like.is_valid() ? like : nb::handle(none));
-  ArrayRef made = import_array(array, name, Access::read, {}, Role::f32);
-  made.writable = false;  // the caller's list would not change
-  return made;
+  return import_array(array, name, Access::read, {}, Role::f32);
 }
 
 ArrayRef import_flags(nb::handle object, const std::string& name, nb::handle like) {

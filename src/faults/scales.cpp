@@ -208,20 +208,23 @@ void add_scales(std::vector<Fault>& list) {
       "look for a kernel that dereferences the scale pointer once", first_head);
   add("scales_inverted", "divides by the cache scales", "", "append divides by the scale, attention multiplies", inverted);
   add("scales_applied_twice", "applies the cache scales twice", "", "scale the elements, or scores and output, not both", twice);
-  const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";
-  add("token_scale_of_neighbour", "uses the scale of the token before", "", kSlot, of_next_token);
-  add("token_scale_of_page_start", "uses the scale of the first token of a page for all of its tokens", "", kSlot,
-      of_first_of_page);
-  add("token_scales_of_first_page", "reads the scales of the first page for every page", "",
-      "look for a kernel that forgets the page's stride in the scales", of_first_page);
-  add("token_scales_transposed", "reads scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]", "",
-      "pass the strides of the scales; they need not be those of the cache's layout", scales_transposed);
-  add("one_token_scale_for_all", "uses the scale of the newest token for every token", "",
-      "look for a cache with one scale that append overwrites", of_any_token);
-  add("token_scales_of_keys", "uses the scales of keys for values", "",
-      "compare the order of arguments at the call with the declaration", of_keys);
   add("scales_on_new_rows", "applies the cache scales to key / value rows too", "", "key and value hold real values, unscaled",
       on_new_rows);
+  const auto add_of_token = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "token_scales", text, "", next}, Rank::mistake, suspects});
+  };
+  const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";
+  add_of_token("token_scale_of_neighbour", "uses the scale of the token before", kSlot, of_next_token);
+  add_of_token("token_scale_of_page_start", "uses the scale of the first token of a page for all of its tokens", kSlot,
+               of_first_of_page);
+  add_of_token("token_scales_of_first_page", "reads the scales of the first page for every page",
+               "look for a kernel that forgets the page's stride in the scales", of_first_page);
+  add_of_token("token_scales_transposed", "reads scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]",
+               "pass the strides of the scales; they need not be those of the cache's layout", scales_transposed);
+  add_of_token("one_token_scale_for_all", "uses the scale of the newest token for every token",
+               "look for a cache with one scale that append overwrites", of_any_token);
+  add_of_token("token_scales_of_keys", "uses the scales of keys for values",
+               "compare the order of arguments at the call with the declaration", of_keys);
 }
 
 }  // namespace quire::faults_detail
