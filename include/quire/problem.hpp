@@ -49,7 +49,12 @@ struct KeyPositions {
 };
 
 /// Form of a k/v scale.
-enum class ScaleKind : std::int32_t { none = 0, per_tensor = 1, per_head = 2 };
+enum class ScaleKind : std::int32_t {
+  none = 0,
+  per_tensor = 1,
+  per_head = 2,
+  per_token = 3,  ///< of a token and KV head; never of a query
+};
 
 /// Everything that planning depends on: types, sizes, options, lengths; no pointers, no data.
 struct Problem {
@@ -108,6 +113,8 @@ struct Problem {
   KeyPositions visible_keys(const Request& request) const noexcept;
   /// Keys between a prefix and what a window or a chunk leaves to the first row of a request: no row sees one.
   KeyPositions hidden_keys(const Request& request) const noexcept;
+  /// Whether cached tokens have scales of their own. Most tuned kernels ask that they have none.
+  bool has_token_scales() const noexcept { return k_scale == ScaleKind::per_token || v_scale == ScaleKind::per_token; }
   /// Whether all rows are causal, stand at the end of their keys, and see all keys that a window leaves. Every kernel of the
   /// table takes such problems.
   bool is_causal_at_end() const noexcept { return causal && !has_causal && !has_q_begin && !has_shapes(); }
@@ -155,9 +162,9 @@ struct ProblemLine {
 /// Parses e.g. `q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=nhd reqs=1x4096,64x1@2048 window=4096 cap=30 seed=7`.
 ///
 /// reqs is a comma list of [count x] query_len [@ context_len] [/ cached_len]. Other keys, all optional:
-/// dv= out= scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 qscale=none|tensor|head kscale=... vscale=... pad=N[:left|zero]
-/// latent=0|1 pages= share= index=i32|i64 data=normal|tiny seed=. problem_line.md is the full grammar. Errors name the key, the
-/// offending text and what was expected.
+/// dv= out= scale= window= cap= alibi=0|1 sinks=0|1 lse=0|1 qscale=none|tensor|head kscale=none|tensor|head|token vscale=...
+/// pad=N[:left|zero] latent=0|1 pages= share= index=i32|i64 data=normal|tiny seed=. problem_line.md is the full grammar. Errors
+/// name the key, the offending text and what was expected.
 Result<ProblemLine> parse_problem_line(std::string_view text);
 /// A case file: one problem line per line; blank lines and everything from `#` on are skipped. Errors start with the line number.
 Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text);

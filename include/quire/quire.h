@@ -71,7 +71,8 @@ enum {
   QUIRE_FP8_E5M2FNUZ = 7,
   QUIRE_I32 = 8,
   QUIRE_I64 = 9,
-  QUIRE_U8 = 10 /* flags, 0 or 1 */
+  QUIRE_U8 = 10, /* flags, 0 or 1 */
+  QUIRE_I8 = 11  /* codes of a cache with scales */
 };
 
 typedef int32_t quire_memory;
@@ -147,7 +148,9 @@ typedef struct quire_cache {
   quire_tensor v;     /* dtype and sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
   quire_layout layout;
   int32_t reserved;     /* zero */
-  quire_tensor k_scale; /* optional f32 scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 */
+  /* Optional f32 scalar, [1], [num_kv_heads], or [num_pages, page_size, num_kv_heads] of an 8-bit cache, which quire_append
+   * writes; real value = stored value * scale; absent = 1. An i8 cache has both scales. */
+  quire_tensor k_scale;
   quire_tensor v_scale; /* as k_scale, for v */
 } quire_cache;
 

@@ -28,7 +28,7 @@ FLOATING_DTYPES = {
     "float8_e5m2": "fp8_e5m2",
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
 }
-DTYPES = {**FLOATING_DTYPES, "int32": "i32", "int64": "i64"}
+DTYPES = {**FLOATING_DTYPES, "int8": "i8", "int32": "i32", "int64": "i64"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 

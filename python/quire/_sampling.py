@@ -88,6 +88,8 @@ def _scale_of(scale: Any, kv: slice) -> Any:
     if scale is None or isinstance(scale, float):
         return scale
     values = _bits(scale, "scale")
+    if values.ndim == 3:
+        return values[:, :, kv]
     return values[kv] if values.size > 1 else values
 
 

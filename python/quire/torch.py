@@ -105,7 +105,7 @@ def _append_fake(k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping:
 
 
 _define(
-    "append(Tensor(a!) k, Tensor(b!) v, Tensor key, Tensor value, Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None, "
+    "append(Tensor(a!) k, Tensor(b!) v, Tensor key, Tensor value, Tensor slot_mapping, Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, "
     "str layout='nhd', str cache_dtype='') -> ()",
     _append,
     _append_fake,
@@ -244,7 +244,8 @@ def append(
     k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, *, k_scale: Optional[Tensor] = None,
     v_scale: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
 ) -> None:  # fmt: skip
-    """Writes key and value row t into slot slot_mapping[t] of the cache; stored = convert(row / scale). As :func:`quire.append`."""
+    """Writes key and value row t into slot slot_mapping[t] of the cache; stored = convert(row / scale). A scale of three axes is written, too.
+    As :func:`quire.append`."""
     torch.ops.quire.append(k, v, key, value, slot_mapping, k_scale, v_scale, layout, cache_dtype)
 
 

@@ -161,15 +161,17 @@ Shapes and values are judged by check(), plan() and attend().)";
 constexpr const char* kCacheDoc = R"(A view of one layer's paged KV cache. A slot is page * page_size + offset.
 
 Arguments:
-    k, v: arrays of f32, f16, bf16 or an fp8 type, shaped by layout (in any case); any strides; may interleave in one allocation.
+    k, v: arrays of f32, f16, bf16, an fp8 type or int8, shaped by layout (in any case); any strides; may interleave in one allocation.
         "nhd"     [num_pages, page_size, num_kv_heads, head_dim]
         "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
         "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
                   x = 16 / itemsize (vLLM's layout)
         The head_dim of v, v_head_dim, is its own: values and output have it. v may be a view of k's memory, as the first dims of a
         latent row (MLA); append() refuses that.
-    k_scale, v_scale: a number, a list of them, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1.
-    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16";
+    k_scale, v_scale: a number, a list of them, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1 (int8 has no None).
+        A cache of 8 bits may have a scale for each token and KV head: f32 [num_pages, page_size, num_kv_heads], whatever the layout, any
+        strides. append() writes it: scale = max(max |row| / L, 2^-126), L = 127 (int8), 448, 240 or 57344, the largest code of the type.
+    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16", "i8";
         NumPy's and torch's names and dtype objects do, too.
 
 Read-only arrays are fine for attention; append() refuses them.
@@ -389,6 +391,11 @@ ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside
   return array;
 }
 
+void check_scale_writable(const ArrayRef& scale, const char* name) {
+  if (scale.view.rank == 3 && !scale.writable)
+    throw_error(Code::invalid_argument, std::string(name) + ": the array of scales is read-only, but it is written");
+}
+
 PyCache::PyCache(const Arguments& given) {
   std::string layout = given.text("layout", "nhd");
   std::transform(layout.begin(), layout.end(), layout.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -423,6 +430,8 @@ const quire::KVCache& PyCache::checked() const {
 const quire::KVCache& PyCache::checked_for_write() const {
   if (k_ && !k_.writable) throw_error(Code::invalid_argument, "k: the array is read-only, but it is written");
   if (v_ && !v_.writable) throw_error(Code::invalid_argument, "v: the array is read-only, but it is written");
+  check_scale_writable(k_scale_, "k_scale");
+  check_scale_writable(v_scale_, "v_scale");
   return checked();
 }
 

@@ -108,6 +108,8 @@ class PyOptions {
 nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream);
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
+/// Refuses scales of tokens that append() could not write.
+void check_scale_writable(const ArrayRef& scale, const char* name);
 
 /// Options of a call; null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);

@@ -13,6 +13,7 @@ namespace {
 
 ScaleKind scale_kind(const Tensor& scale, std::int64_t num_kv_heads) {
   if (!scale.present()) return ScaleKind::none;
+  if (scale.rank == 3) return ScaleKind::per_token;
   return scale.rank == 1 && scale.shape[0] == num_kv_heads && num_kv_heads > 1 ? ScaleKind::per_head : ScaleKind::per_tensor;
 }
 

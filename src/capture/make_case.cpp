@@ -18,14 +18,14 @@
 #include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
+#include "semantics/token_scale.h"
 #include "text/formatted.h"
 
 namespace quire {
 namespace {
 
-using capture::fill_value;
+using capture::fill_unread;
 using capture::normal;
-using capture::quiet_nan;
 using capture::store_index;
 
 constexpr std::int64_t kSparePages = 3;  // poisoned pages beside those in use
@@ -86,7 +86,9 @@ double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const double slot = dims + (line.latent ? 0 : v_dims);
   const double cache = slots * real(p.num_kv_heads) * slot * real(itemsize(p.kv_dtype));
   const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
-  return query + new_rows + cache + 8 * indices + 8 * real(p.num_q_heads) + 8 * real(p.num_kv_heads);
+  const double scales = (p.k_scale == ScaleKind::per_token ? 4 : 0) + (p.v_scale == ScaleKind::per_token ? 4 : 0);
+  return query + new_rows + cache + slots * real(p.num_kv_heads) * scales + 8 * indices + 8 * real(p.num_q_heads) +
+         8 * real(p.num_kv_heads);
 }
 
 double memory_bytes() {
@@ -150,7 +152,7 @@ class Maker {
     fill_new_rows(c_.batch.value, kValue);
     fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
     if (line_.latent) {  // V is a part of K's rows, filled above
-      if (c_.cache.v_scale.present()) fill_scale(c_.cache.v_scale, kValue);
+      if (c_.cache.v_scale.present()) fill_any_scale(c_.cache.v_scale, kValue);
     } else {
       fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
     }
@@ -202,8 +204,8 @@ class Maker {
     } else {
       c_.cache.v = cache_tensor(p_.out_dim(), /*packed_keys=*/false);
     }
-    c_.cache.k_scale = scale_tensor(p_.k_scale);
-    c_.cache.v_scale = scale_tensor(p_.v_scale);
+    c_.cache.k_scale = cache_scale_tensor(p_.k_scale);
+    c_.cache.v_scale = cache_scale_tensor(p_.v_scale);
     if (p_.alibi) c_.options.alibi_slopes = tensor(DType::f32, p_.num_q_heads);
     if (p_.sinks) c_.options.sinks = tensor(DType::f32, p_.num_q_heads);
   }
@@ -225,6 +227,11 @@ class Maker {
   Tensor scale_tensor(ScaleKind kind) {
     if (kind == ScaleKind::none) return {};
     return kind == ScaleKind::per_head ? tensor(DType::f32, p_.num_kv_heads) : tensor(DType::f32);
+  }
+
+  Tensor cache_scale_tensor(ScaleKind kind) {
+    if (kind != ScaleKind::per_token) return scale_tensor(kind);
+    return tensor(DType::f32, s_.num_pages, p_.page_size, p_.num_kv_heads);
   }
 
   void fill_options() {
@@ -367,7 +374,9 @@ class Maker {
   void poison_floats() const {
     for (const Tensor* t :
          {&c_.batch.query, &c_.batch.output, &c_.batch.key, &c_.batch.value, &c_.batch.lse, &c_.cache.k, &c_.cache.v})
-      if (t->present()) fill_value(*t, quiet_nan());
+      if (t->present()) fill_unread(*t);
+    for (const Tensor* t : {&c_.cache.k_scale, &c_.cache.v_scale})
+      if (t->rank == 3) fill_unread(*t);
   }
 
   void fill_query() const {
@@ -402,16 +411,16 @@ class Maker {
 
   /// A real K or V value.
   float kv_value(What what, std::uint64_t key, std::int64_t position, std::int64_t h, std::int64_t d) const {
-    return magnitude(what, h) * draw(key, (position * p_.num_kv_heads + h) * dims_of(what) + d);
+    return magnitude(what, position, h) * draw(key, (position * p_.num_kv_heads + h) * dims_of(what) + d);
   }
 
-  /// Real K or V values are draw() times this power of two: with scales, V is larger than K and neighbouring heads differ, so
-  /// that a swapped, dropped or shared scale shows.
-  float magnitude(What what, std::int64_t h) const {
+  /// Real K or V values are draw() times this power of two: with scales, V is larger than K, and neighbouring heads and tokens
+  /// differ, so that a swapped, dropped or shared scale shows.
+  float magnitude(What what, std::int64_t position, std::int64_t h) const {
     const ScaleKind kind = what == kKey ? p_.k_scale : p_.v_scale;
     const float base = kind != ScaleKind::none && what == kValue ? 2.0f : 1.0f;
-    if (kind != ScaleKind::per_head || h % 3 == 0) return base;
-    return h % 3 == 1 ? 2 * base : base / 2;
+    const std::int64_t turn = kind == ScaleKind::per_token ? (h + position) % 3 : kind == ScaleKind::per_head ? h % 3 : 0;
+    return turn == 0 ? base : turn == 1 ? 2 * base : base / 2;
   }
 
   std::uint64_t kv_stream(What what, std::int64_t r, std::int64_t position) const {
@@ -470,24 +479,41 @@ class Maker {
       }
     });
     if (p_.num_kv_heads > 1 && scale.rank == 0) amax[0] = *std::max_element(amax.begin(), amax.end());
-    float largest = 1.0f;
-    if (is_fp8(p_.kv_dtype)) {
-      float room = 0;
-      semantics::store(&room, p_.kv_dtype, 0, 1e30f);  // fp8 stores saturate
-      largest = semantics::load(&room, p_.kv_dtype, 0);
-    }
+    const float largest = is_code(p_.kv_dtype) ? semantics::largest_code(p_.kv_dtype) : 1.0f;
     for (std::int64_t i = 0; i < scale.num_elements(); ++i) {
       const float most = amax[static_cast<std::size_t>(i)];
       static_cast<float*>(scale.data)[i] = most > 0 ? most / largest : 1.0f;
     }
   }
 
+  /// The scale that append() gives to the row.
+  float token_scale(What what, std::uint64_t key, std::int64_t position, std::int64_t h) const {
+    semantics::RowScale row;
+    for (std::int64_t d = 0; d < dims_of(what); ++d) row.add(kv_value(what, key, position, h, d));
+    return row.of(p_.kv_dtype);
+  }
+
+  void fill_any_scale(const Tensor& scale, What what) const {
+    if (scale.rank == 3) return fill_token_scales(scale, what);
+    fill_scale(scale, what);
+  }
+
+  void fill_token_scales(const Tensor& scale, What what) const {
+    const semantics::TokenScales scales = semantics::token_scales(scale);
+    for_each_cached(what, [&](std::int64_t page, std::int64_t offset, std::uint64_t key, std::int64_t position) {
+      for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) scales.at(page, offset, h) = token_scale(what, key, position, h);
+    });
+  }
+
   void fill_cache(const Tensor& cache, const semantics::KvStrides& strides, const Tensor& scale, What what) const {
-    if (scale.present()) fill_scale(scale, what);
+    const semantics::TokenScales token_scales = semantics::token_scales(scale);
+    if (scale.present()) fill_any_scale(scale, what);
     for_each_cached(what, [&](std::int64_t page, std::int64_t offset, std::uint64_t key, std::int64_t position) {
       for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
         const std::int64_t row = strides.row(page, h, offset);
-        const float divisor = scale.present() ? static_cast<const float*>(scale.data)[scale.rank == 0 ? 0 : h] : 1.0f;
+        const float divisor = token_scales.present() ? token_scales.at(page, offset, h)
+                              : scale.present()      ? static_cast<const float*>(scale.data)[scale.rank == 0 ? 0 : h]
+                                                     : 1.0f;
         for (std::int64_t d = 0; d < dims_of(what); ++d)
           semantics::store(cache.data, cache.dtype, row + strides.element(d), kv_value(what, key, position, h, d) / divisor);
       }

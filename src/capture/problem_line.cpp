@@ -54,13 +54,16 @@ constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
                                          {"fp8_e4m3fn", DType::fp8_e4m3fn},
                                          {"fp8_e4m3fnuz", DType::fp8_e4m3fnuz},
                                          {"fp8_e5m2", DType::fp8_e5m2},
-                                         {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz}};
+                                         {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz},
+                                         {"i8", DType::i8}};
 constexpr Choice<DType> kIndexTypes[] = {{"i32", DType::i32}, {"i64", DType::i64}};
 constexpr Choice<CacheLayout> kLayouts[] = {
     {"nhd", CacheLayout::nhd}, {"hnd", CacheLayout::hnd}, {"packed", CacheLayout::packed}};
 constexpr Choice<bool> kSwitch[] = {{"0", false}, {"1", true}};
-constexpr Choice<ScaleKind> kScaleKinds[] = {
+constexpr Choice<ScaleKind> kQueryScaleKinds[] = {
     {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}};
+constexpr Choice<ScaleKind> kScaleKinds[] = {
+    {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}, {"token", ScaleKind::per_token}};
 
 constexpr Choice<Padding> kPaddings[] = {{"left", Padding::left}, {"zero", Padding::zero}};
 constexpr Choice<DataKind> kDataKinds[] = {{"normal", DataKind::normal}, {"tiny", DataKind::tiny}};
@@ -400,7 +403,7 @@ constexpr Key kKeys[] = {
     {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
     {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
     {"lse", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.lse); }},
-    {"qscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.q_scale); }},
+    {"qscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryScaleKinds, l.problem.q_scale); }},
     {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
     {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
     {"pad", false, "", set_padding},
@@ -559,9 +562,19 @@ Status check_row_types(const Problem& p) {
     return fail("out", name(out), formatted("the query's type ({}), f32 or fp8_e4m3fn", name(p.q_dtype)));
   if (fp8_query && p.kv_dtype != DType::fp8_e4m3fn) return fail("kv", name(p.kv_dtype), "fp8_e4m3fn, as the query is");
   if (!fp8_query && p.q_scale != ScaleKind::none)
-    return fail("qscale", text_of(p.q_scale, kScaleKinds), formatted("none with q={}", name(p.q_dtype)));
+    return fail("qscale", text_of(p.q_scale, kQueryScaleKinds), formatted("none with q={}", name(p.q_dtype)));
   for (const Request& r : p.reqs)
     if (fp8_query && r.cached_len != r.seq_len()) return fail("reqs", reqs_text(p.reqs), "no new rows under an fp8_e4m3fn query");
+  return {};
+}
+
+/// Rules Q-M50 and Q-M51.
+Status check_cache_scales(const Problem& p) {
+  for (const auto& [key, kind] : {std::pair{"kscale", p.k_scale}, {"vscale", p.v_scale}}) {
+    if (p.kv_dtype == DType::i8 && kind == ScaleKind::none) return fail(key, "none", "tensor, head or token with kv=i8");
+    if (kind == ScaleKind::per_token && !is_code(p.kv_dtype))
+      return fail(key, "token", formatted("none, tensor or head with kv={}", name(p.kv_dtype)));
+  }
   return {};
 }
 
@@ -580,6 +593,7 @@ Status check_combinations(const ProblemLine& line) {
   if (Status s = check_latent(line); !s.ok()) return s;
   if (Status s = check_row_types(p); !s.ok()) return s;
   if (Status s = check_masks(p); !s.ok()) return s;
+  if (Status s = check_cache_scales(p); !s.ok()) return s;
   if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
     return fail("kv", "f32", formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
   }
@@ -651,7 +665,7 @@ std::string to_string(const Problem& p) {
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";
   if (p.lse) text += " lse=1";
-  if (p.q_scale != ScaleKind::none) text += formatted(" qscale={}", text_of(p.q_scale, kScaleKinds));
+  if (p.q_scale != ScaleKind::none) text += formatted(" qscale={}", text_of(p.q_scale, kQueryScaleKinds));
   if (p.k_scale != ScaleKind::none) text += formatted(" kscale={}", text_of(p.k_scale, kScaleKinds));
   if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", text_of(p.v_scale, kScaleKinds));
   if (p.padding != Padding::refused) text += formatted(" pad={}", p.num_padding_rows);

@@ -32,11 +32,17 @@ class HostCopies {
   /// Index tensors and small float tensors.
   void copy_tables() {
     copy({&batch_.query_start_loc, &batch_.seq_lens, &batch_.block_table, &batch_.cached_lens, &batch_.slot_mapping,
-          &batch_.request_ids, &cache_.k_scale, &cache_.v_scale, &options_.alibi_slopes, &options_.sinks, &batch_.q_scale,
-          &batch_.output_scale, &batch_.causal, &batch_.q_begin, &batch_.key_begin, &batch_.spans, &batch_.prefix_lens,
-          &batch_.tree_mask, &batch_.tree_lens});
+          &batch_.request_ids, &options_.alibi_slopes, &options_.sinks, &batch_.q_scale, &batch_.output_scale, &batch_.causal,
+          &batch_.q_begin, &batch_.key_begin, &batch_.spans, &batch_.prefix_lens, &batch_.tree_mask, &batch_.tree_lens});
+    for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
+      if (scale->rank < 3) copy({scale});
   }
-  void copy_elements() { copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v}); }
+  /// Scales of tokens count as elements.
+  void copy_elements() {
+    copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v});
+    for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
+      if (scale->rank == 3) copy({scale});
+  }
   Context& context() { return context_; }
 
  private:

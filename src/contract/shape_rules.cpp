@@ -225,12 +225,12 @@ void m20_cache_dtype(Context& c, DType row_dtype) {
   const DType dtype = c.cache.k.dtype;
   if (descriptor_ok(c.cache.k) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
     return c.report.add(M20, "cache.k", {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
-  if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype)) return;
+  if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
   const bool f32_too = row_dtype == DType::f32;
   c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
-               formatted("{}f16, bf16 or an fp8 format{}", f32_too ? "f32, " : "",
+               formatted("{}f16, bf16, an fp8 format or i8{}", f32_too ? "f32, " : "",
                          row_known && dtype == DType::f32 && !f32_too
                              ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key",
                                          name(row_dtype))

@@ -219,6 +219,8 @@ Status well_formed(const Case& c, std::int32_t rank) {
     return wrong("block_table", b.block_table, "int32 or int64 [requests, pages]");
   const int cache_rank = c.cache.layout == CacheLayout::packed ? 5 : 4;
   if (c.cache.k.rank != cache_rank || c.cache.v.rank != 4) return wrong("k_cache", c.cache.k, "the axes of its layout");
+  for (const Tensor* scale : {&c.cache.k_scale, &c.cache.v_scale})
+    if (scale->rank == 3) return wrong("k_scale or v_scale", *scale, "scalar, [1] or [num_kv_heads] over ranks");
   if (!is_like(c.observed, b.query, 3)) return wrong("observed", c.observed, "a floating type and the shape of query");
   if (!b.lse.present()) return {};
   if (!is_like(b.lse, b.query, 2) || b.lse.dtype != DType::f32) return wrong("lse", b.lse, "f32 [tokens, heads]");

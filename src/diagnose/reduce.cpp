@@ -87,8 +87,8 @@ class Cut {
     out.cache = c_.cache;
     out.cache.k = gather(out, c_.cache.k, pages_);
     out.cache.v = gather(out, c_.cache.v, pages_);
-    out.cache.k_scale = all(out, c_.cache.k_scale);
-    out.cache.v_scale = all(out, c_.cache.v_scale);
+    out.cache.k_scale = scale_of_pages(out, c_.cache.k_scale);
+    out.cache.v_scale = scale_of_pages(out, c_.cache.v_scale);
     out.batch.q_scale = all(out, b.q_scale);
     out.batch.output_scale = all(out, b.output_scale);
     out.batch.query = gather(out, b.query, tokens_);
@@ -125,6 +125,11 @@ class Cut {
 
   /// An entry left of the window may be none, and leads out of the cache.
   bool is_page(std::int64_t id) const { return id >= 0 && id < f_.num_pages; }
+
+  /// A scale for each token goes with its page.
+  Tensor scale_of_pages(Case& out, const Tensor& scale) const {
+    return scale.rank == 3 ? gather(out, scale, pages_) : all(out, scale);
+  }
 
   static Tensor all(Case& out, const Tensor& t) {
     if (!t.present() || t.rank == 0) {

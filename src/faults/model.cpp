@@ -68,6 +68,12 @@ Place true_place(const Facts& f, const Model& m, const Row& row, std::int64_t po
 double true_scale(const Facts& f, Side side, const Place& place, std::int64_t head) {
   const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
   if (place.kind != Place::Kind::cache || !t.present()) return 1;
+  if (t.rank == 3) {
+    const bool inside = place.page >= 0 && place.page < t.shape[0] && place.offset >= 0 && place.offset < t.shape[1] &&
+                        head >= 0 && head < t.shape[2];
+    if (!inside) return kModelNaN;
+    return semantics::load(t.data, t.dtype, place.page * t.stride[0] + place.offset * t.stride[1] + head * t.stride[2]);
+  }
   const bool of_head = t.rank == 1 && t.shape[0] > 1;
   if (of_head && (head < 0 || head >= t.shape[0])) return kModelNaN;
   return semantics::load(t.data, t.dtype, of_head ? head * t.stride[0] : 0);
@@ -334,16 +340,17 @@ double largest(std::span<const double> scores, double sink) {
   return max;
 }
 
-/// The value of every code of an fp8 type.
-static const std::array<double, 256>& fp8_values(DType dtype) {
+/// The value of every code of a type of 8 bits.
+static const std::array<double, 256>& code_values(DType dtype) {
   static const auto tables = [] {
-    std::array<std::array<double, 256>, 4> all{};
+    std::array<std::array<double, 256>, 5> all{};
     for (std::size_t code = 0; code < 256; ++code) {
       const auto byte = static_cast<std::uint8_t>(code);
       all[0][code] = semantics::fp8_decode<semantics::E4m3fn>(byte);
       all[1][code] = semantics::fp8_decode<semantics::E4m3fnuz>(byte);
       all[2][code] = semantics::fp8_decode<semantics::E5m2>(byte);
       all[3][code] = semantics::fp8_decode<semantics::E5m2fnuz>(byte);
+      all[4][code] = static_cast<std::int8_t>(byte);
     }
     return all;
   }();
@@ -351,7 +358,8 @@ static const std::array<double, 256>& fp8_values(DType dtype) {
     case DType::fp8_e4m3fn: return tables[0];
     case DType::fp8_e4m3fnuz: return tables[1];
     case DType::fp8_e5m2: return tables[2];
-    default: return tables[3];
+    case DType::fp8_e5m2fnuz: return tables[3];
+    default: return tables[4];
   }
 }
 
@@ -381,7 +389,7 @@ static void decode_each(DType dtype, const void* data, std::size_t count, At&& a
     case DType::bf16: return decode([] { return DType::bf16; });
     default: break;
   }
-  const std::array<double, 256>& values_of = fp8_values(dtype);
+  const std::array<double, 256>& values_of = code_values(dtype);
   for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at(i)]];
 }
 

@@ -82,7 +82,7 @@ void add_fp8_extremes(std::vector<Entry>& list, bool quick) {
 
 std::string text_of(Special special) {
   switch (special) {
-    case Special::every_fp8_code: return "every finite fp8 code occurs";
+    case Special::every_fp8_code: return "every finite code of 8 bits occurs";
     case Special::minus_infinite_scores: return "every key of request 0 has the score -inf";
     case Special::nan_in_a_key: return "one visible key of request 0 holds NaN";
     case Special::huge_offsets: return "its pages lie beyond 2^32 elements";
@@ -287,7 +287,8 @@ std::vector<Entry> hazard_matrix(bool quick) {
         }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
-  for (std::vector<Entry>& more : std::array{far_matrix({}, quick), type_matrix({}), row_type_matrix({}, quick)})
+  for (std::vector<Entry>& more :
+       std::array{far_matrix({}, quick), type_matrix({}), row_type_matrix({}, quick), token_scale_matrix({}, quick)})
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   return list;
 }

@@ -61,6 +61,7 @@ Target call(std::string name, AttendCase attend) {
   t.masks = true;
   t.v_head_dim = true;
   t.eight_bit_rows = true;
+  t.token_scales = true;
   t.batch_invariant = true;
   return t;
 }

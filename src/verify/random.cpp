@@ -22,6 +22,8 @@ constexpr std::int64_t kShapesOneIn = 6;
 constexpr std::uint64_t kShapesStream = 0x5BA9E;
 constexpr std::int64_t kOwnVOneIn = 6;
 constexpr std::uint64_t kOwnVStream = 0xD1335;
+constexpr std::int64_t kTokenScalesOneIn = 10;
+constexpr std::uint64_t kTokenScalesStream = 0x70C35;
 
 class Draw {
  public:
@@ -50,6 +52,19 @@ void draw_types(Draw& draw, ProblemLine& line) {
   p.k_scale = draw.of(kinds);
   p.v_scale = draw.of(kinds);
   line.index_dtype = draw.chance(2) ? DType::i64 : DType::i32;
+}
+
+/// Draws, in one line of kTokenScalesOneIn, a cache of i8 or fp8 with scales of tokens on one side or on both. A random stream of
+/// its own leaves other lines as they are.
+void draw_token_scales(Draw draw, Problem& p) {
+  if (!draw.chance(kTokenScalesOneIn) || p.q_dtype == DType::fp8_e4m3fn) return;
+  p.kv_dtype = draw.of(std::array{DType::i8, DType::i8, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2});
+  const std::array kinds{ScaleKind::per_token, ScaleKind::per_token, ScaleKind::per_head, ScaleKind::per_tensor};
+  p.k_scale = draw.of(kinds);
+  p.v_scale = draw.of(kinds);
+  if (p.layout != CacheLayout::packed) return;
+  const std::int64_t x = packed_x(p.kv_dtype);
+  p.head_dim = (p.head_dim + x - 1) / x * x;
 }
 
 /// Draws rows of 8 bits in one line of kEightBitsOneIn: outputs, or queries if every key is cached. A random stream of its own
@@ -263,6 +278,7 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
   if (asked.empty()) draw_row_types(Draw(seed ^ kRowTypesStream, index), line.problem);
+  if (asked.empty()) draw_token_scales(Draw(seed ^ kTokenScalesStream, index), line.problem);
   draw_masks(Draw(seed ^ kMasksStream, index), line.problem);
   draw_shapes(Draw(seed ^ kShapesStream, index), line.problem);
   if (!reaches_far) draw_own_v(Draw(seed ^ kOwnVStream, index), line);

@@ -174,10 +174,10 @@ void add_cache_cases(Cases& cases) {
         b.cache.k = Tensor::contiguous(b.k.data(), DType::fp8_e4m3fn, 16, 2, 1, 4, 16);
         b.cache.v = Tensor::contiguous(b.v.data(), DType::fp8_e4m3fn, 16, 2, 16, 4);
       }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16 or an fp8 format",
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16, an fp8 format or i8",
                                [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
   cases.push_back(broken_batch(
-      "Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16 or an fp8 format; f32 needs a query of f32, which is bf16",
+      "Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format or i8; f32 needs a query of f32, which is bf16",
       [](B& b) {
         for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
         b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
@@ -258,11 +258,42 @@ void add_option_cases(Cases& cases) {
                                [](B& b) { b.options.alibi_slopes.shape[0] = 2; }));
   cases.push_back(broken_batch("Q-M35", "Q-M35 sinks: bf16 [4], expected f32 [4] = [num_q_heads]",
                                [](B& b) { b.options.sinks.dtype = DType::bf16; }));
-  cases.push_back(broken_batch("Q-M36", "Q-M36 k_scale: f32 [4], expected f32 scalar, [1] or [2] = [num_kv_heads]", [](B& b) {
-    b.cache.k_scale = Tensor::contiguous(b.alibi_slopes.data(), DType::f32, 4), b.depth = Depth::metadata;
+  cases.push_back(broken_batch(
+      "Q-M36",
+      "Q-M36 k_scale: f32 [4], expected f32 scalar, [1] or [2] = [num_kv_heads], or [num_pages, page_size, num_kv_heads]",
+      [](B& b) { b.cache.k_scale = Tensor::contiguous(b.alibi_slopes.data(), DType::f32, 4), b.depth = Depth::metadata; }));
+  cases.push_back(broken_append(
+      "Q-M36",
+      "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads], or [num_pages, page_size, num_kv_heads]",
+      [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+}
+
+void add_token_scale_cases(Cases& cases) {
+  cases.push_back(broken_batch(
+      "Q-M36", "Q-M36 k_scale: f32 [16, 2, 4], expected f32 [16, 4, 2] = [num_pages, page_size, num_kv_heads]", [](B& b) {
+        b.ask_for_token_scales();
+        std::swap(b.cache.k_scale.shape[1], b.cache.k_scale.shape[2]);
+        b.cache.k_scale.stride = {8, 4, 1};
+        b.depth = Depth::metadata;
+      }));
+  cases.push_back(broken_batch("Q-M50", "Q-M50 v_scale: absent, expected a scale of the i8 cache", [](B& b) {
+    b.ask_for_token_scales();
+    b.cache.v_scale = {};
   }));
-  cases.push_back(broken_append("Q-M36", "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads]",
-                                [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+  cases.push_back(broken_append("Q-M50", "Q-M50 k_scale: absent, expected a scale of the i8 cache", [](B& b) {
+    b.ask_for_token_scales();
+    b.cache.k_scale = {};
+  }));
+  cases.push_back(
+      broken_batch("Q-M51",
+                   "Q-M51 k_scale: three axes beside a cache of f32, expected scalar, [1] or [num_kv_heads], or a cache of "
+                   "i8 or an fp8 format",
+                   [](B& b) {
+                     b.ask_for_token_scales();
+                     b.cache.k = Tensor::contiguous(b.k.data(), DType::f32, B::kPages, B::kPage, B::kKvHeads, B::kDim);
+                     b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, B::kPages, B::kPage, B::kKvHeads, B::kDim);
+                     b.cache.v_scale = {};
+                   }));
 }
 
 void add_row_scale_cases(Cases& cases) {
@@ -426,6 +457,20 @@ void add_slot_cases(Cases& cases) {
   cases.push_back(broken_append(
       "Q-S07", "Q-S07 cache.k: f32 [16, 4, 2, 8] strides [0, 16, 8, 1], expected an address of its own for every element",
       [](B& b) { b.cache.k.stride[0] = 0; }));
+  cases.push_back(broken_append("Q-S07", "Q-S07 v_scale: shares memory with k_scale, expected memory of its own", [](B& b) {
+    b.ask_for_token_scales();
+    b.cache.v_scale.data = b.cache.k_scale.data;
+  }));
+  cases.push_back(broken_append(
+      "Q-S07", "Q-S07 k_scale: f32 [16, 4, 2] strides [8, 2, 0], expected an address of its own for every element", [](B& b) {
+        b.ask_for_token_scales();
+        b.cache.k_scale.stride[2] = 0;
+      }));
+  cases.push_back(broken_append("Q-S08", "Q-S08 k_scale: shares memory with key, expected memory of its own", [](B& b) {
+    b.ask_for_token_scales();
+    b.key.resize(b.k_token_scale.size());
+    b.batch.key = Tensor::contiguous(b.k_token_scale.data(), DType::f32, B::kTokens, B::kKvHeads, B::kDim);
+  }));
   cases.push_back(broken_append("Q-S08", "Q-S08 cache.k: shares memory with key, expected memory of its own",
                                 [](B& b) { b.batch.key.data = &b.k[64]; }));
 }
@@ -477,6 +522,18 @@ void add_content_cases(Cases& cases) {
                                [](B& b) { b.key.back() = -kInf; }));
   cases.push_back(broken_batch("Q-C05", "Q-C05 value[4][0][0]: nan in request 2 position 0, expected finite",
                                [](B& b) { b.value[4 * 16] = kNaN; }));
+  cases.push_back(broken_batch(
+      "Q-C07", "Q-C07 k_scale[3][1][1]: nan at position 5 of request 0 (page 3, offset 1, head 1), expected finite and > 0",
+      [](B& b) {
+        b.ask_for_token_scales();
+        b.k_token_scale[(3 * B::kPage + 1) * B::kKvHeads + 1] = kNaN;
+      }));
+  cases.push_back(broken_batch(
+      "Q-C07", "Q-C07 v_scale[8][0][0]: 0 at position 12 of request 1 (page 8, offset 0, head 0), expected finite and > 0",
+      [](B& b) {
+        b.ask_for_token_scales();
+        b.v_token_scale[8 * B::kPage * B::kKvHeads] = 0.0f;
+      }));
   cases.push_back(broken_merge("Q-C06", "Q-C06 lse_a[0][0]: inf, expected finite, or -inf for an empty side",
                                [](M& m) { m.weight_a[0] = kInf; }));
   cases.push_back(broken_merge("Q-C06", "Q-C06 lse_b[2][3]: nan, expected finite, or -inf for an empty side",
@@ -704,6 +761,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_index_cases(all);
     add_option_cases(all);
     add_row_scale_cases(all);
+    add_token_scale_cases(all);
     add_padding_cases(all);
     add_mask_cases(all);
     add_shape_cases(all);

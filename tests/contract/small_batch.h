@@ -41,6 +41,8 @@ class SmallBatch {
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
   std::vector<float> lse = std::vector<float>(kTokens * kHeads, kNaN);
   std::vector<float> k_scale{0.5f, 0.25f}, v_scale{2.0f, 1.0f};
+  std::vector<std::int8_t> k_codes, v_codes;  ///< not in the cache until ask_for_token_scales()
+  std::vector<float> k_token_scale, v_token_scale;
   std::vector<float> alibi_slopes{0.5f, -0.25f, 0.125f, 0.0f}, sinks{1.0f, -kInf, 0.0f, 3.0f};
 
   Batch batch;
@@ -97,6 +99,24 @@ class SmallBatch {
     batch.tree_mask = Tensor::contiguous(tree_mask.data(), DType::u8, kTokens, 1);
     batch.tree_lens = Tensor::contiguous(tree_lens.data(), DType::i32, kReqs);
   }
+  /// A cache of i8 whose tokens have scales of their own: those of slots that hold a token; the others are NaN.
+  void ask_for_token_scales() {
+    for (auto& [codes, scales, real] : {std::tie(k_codes, k_token_scale, k), std::tie(v_codes, v_token_scale, v)}) {
+      const auto row = static_cast<std::size_t>(kDim);
+      codes.assign(real.size(), -128);
+      scales.assign(real.size() / row, kNaN);
+      for (std::size_t i = 0; i < real.size(); ++i) {
+        if (real[i] != real[i]) continue;
+        scales[i / row] = 0.01f * static_cast<float>(i / row % 7 + 1);
+        codes[i] = static_cast<std::int8_t>(real[i] * 20);
+      }
+    }
+    cache.k = Tensor::contiguous(k_codes.data(), DType::i8, kPages, kPage, kKvHeads, kDim);
+    cache.v = Tensor::contiguous(v_codes.data(), DType::i8, kPages, kPage, kKvHeads, kDim);
+    cache.k_scale = Tensor::contiguous(k_token_scale.data(), DType::f32, kPages, kPage, kKvHeads);
+    cache.v_scale = Tensor::contiguous(v_token_scale.data(), DType::f32, kPages, kPage, kKvHeads);
+  }
+
   /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.
   void drop_head_of_request_1() {
     ask_for_masks();

@@ -123,11 +123,26 @@ inline const std::vector<Geometry>& own_v_geometries() {
   return list;
 }
 
+/// Geometries whose tokens have scales of their own, for faults that show on no others.
+inline const std::vector<Geometry>& token_scale_geometries() {
+  static const std::vector<Geometry> list = {
+      {"TokenScales", "q=f32 kv=i8 heads=6:3 d=24 page=8 kscale=token vscale=token reqs=9@40,1@70 pages=300 lse=1 seed=40"},
+      {"TokenScalesHnd",
+       "q=bf16 kv=i8 heads=8:2 d=32 page=16 layout=hnd kscale=token vscale=token reqs=5@60/63,1@99 pages=300 seed=41"},
+      {"TokenScalesPacked",
+       "q=f16 kv=fp8_e4m3fn heads=4:2 d=32 page=5 layout=packed kscale=token vscale=token index=i64 reqs=12@50,1@80 pages=300 "
+       "seed=42"},
+      {"TokenScalesOfValues", "q=f32 kv=i8 heads=4:2 d=16 page=4 kscale=head vscale=token reqs=7@30,1@40 pages=300 seed=43"},
+  };
+  return list;
+}
+
 inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
   all.insert(all.end(), own_v_geometries().begin(), own_v_geometries().end());
   all.insert(all.end(), shaped_geometries().begin(), shaped_geometries().end());
+  all.insert(all.end(), token_scale_geometries().begin(), token_scale_geometries().end());
   return all;
 }
 

@@ -55,6 +55,8 @@ gpu::AttendArgs attend_args(const Case& c) {
   a.value = rows_of(b.value);
   a.k_scale = per_head(c.cache.k_scale);
   a.v_scale = per_head(c.cache.v_scale);
+  a.k_token_scale = semantics::token_scales(c.cache.k_scale);
+  a.v_token_scale = semantics::token_scales(c.cache.v_scale);
   a.q_scale = per_head(c.batch.q_scale);
   a.output_scale = per_head(c.batch.output_scale);
   a.alibi_slopes = c.options.alibi_slopes.present()

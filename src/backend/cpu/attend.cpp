@@ -38,6 +38,9 @@ RowSource rows_of(const Tensor& t, std::int64_t stride) {
   return source_of(t, row_strides(t), t.shape[2], stride);
 }
 
+/// Scales of all tokens alike; absent where tokens have scales of their own.
+Tensor common_scale(const Tensor& scale) { return scale.rank == 3 ? Tensor() : scale; }
+
 const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }
 
 std::int64_t scale_stride(const Tensor& scale) { return scale.rank == 1 && scale.shape[0] > 1 ? scale.stride[0] : 0; }
@@ -60,8 +63,10 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.value = rows_of(batch.value, a.v_stride);
   a.cache_k = source_of(cache.k, semantics::k_strides(cache), a.head_dim, a.stride);
   a.cache_v = source_of(cache.v, semantics::v_strides(cache), a.v_head_dim, a.v_stride);
-  a.k_scale = floats(cache.k_scale);
-  a.v_scale = floats(cache.v_scale);
+  a.k_scale = floats(common_scale(cache.k_scale));
+  a.v_scale = floats(common_scale(cache.v_scale));
+  a.k_token_scale = semantics::token_scales(cache.k_scale);
+  a.v_token_scale = semantics::token_scales(cache.v_scale);
   a.k_scale_stride = scale_stride(cache.k_scale);
   a.v_scale_stride = scale_stride(cache.v_scale);
   a.q_scale = floats(batch.q_scale);

@@ -17,6 +17,7 @@
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/panels.h"
 #include "backend/cpu/softmax_row.h"
+#include "backend/cpu/tile_scales.h"
 
 namespace quire::cpu {
 namespace {
@@ -186,14 +187,19 @@ void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRow
   };
   PrefetchWalk k_ahead = walk(a.cache_k, a.key, next != nullptr ? next->k : nullptr);
   direct_scores<V>(v, rows, rows.fresh ? a.key : a.cache_k, k_ahead);
+  TileScales scales;
+  find_scales(scales, a, v.item.req, v.item.kv_head, tile_begin + rows.begin, tile_begin + rows.end);
+  const bool by_key = scaled && scales.given;
   TileKeys keys[kMaxDirectRows];
   float corrections[kMaxDirectRows];
   for (std::int64_t m = 0; m < v.num_rows; ++m) {
     float* row = v.scores + m * v.tile_kv;
     keys[m] = v.keys(m, tile_begin, tile_begin + rows.begin, tile_begin + rows.end);
     if (keys[m].empty()) continue;
+    if (by_key) scale_by_key<V>(row, keys[m], scales.k);
     corrections[m] = softmax_row<V>(row, keys[m], params, v.slope(m), tile_begin - V::Faults::alibi_origin(v, m), v.states[m],
                                     HiddenKeys{v, m, tile_begin, /*of_tree=*/false});
+    if (by_key) scale_by_key<V>(row, keys[m], scales.v);
     for (std::int64_t j = keys[m].begin / V::kWidth * V::kWidth; j < keys[m].end && v_scale != 1.0f; j += V::kWidth)
       V::store(row + j, V::mul(V::load(row + j), V::set1(v_scale)));
   }

@@ -10,6 +10,7 @@
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
+#include "semantics/token_scale.h"
 
 namespace quire::gpu {
 
@@ -194,6 +195,7 @@ struct AttendArgs {
   semantics::IndexView q_begin;    ///< [num_reqs]; data null = at the end of the keys
   semantics::IndexView key_begin;  ///< [num_reqs]; data null = 0
   std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; tuned kernels take none
   bool spans_beyond_window = false;
   std::int64_t chunk = 0;              ///< 0 = none
   std::int64_t prefix_len = 0;         ///< of all requests where `prefix_lens` is absent
@@ -223,6 +225,7 @@ struct AppendArgs {
   semantics::IndexView slots;   ///< [num_tokens]
   Outcome* outcome = nullptr;   ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
   std::int32_t v_head_dim = 1;  ///< of value and cache_v
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; written
 };
 
 /// f32 log-sum-exps [num_tokens, num_heads].

@@ -28,6 +28,8 @@ struct GenericBlock {
   std::int64_t* query_at;   ///< element offsets of rows, of keys and of values
   std::int64_t* key_at;     ///< [kGenericTileKeys]
   std::int64_t* value_at;   ///< [kGenericTileKeys]
+  float* key_scale;         ///< [kGenericTileKeys]: scales of tokens, 1 for tokens without
+  float* value_scale;       ///< [kGenericTileKeys]
   ScoreRow* rows;           ///< [kGenericTileRows]
   std::int32_t* next_item;  ///< message of thread 0 to all threads: item to attend
   std::int32_t* is_last;    ///< message of thread 0: whether the item's part was the last of its tile
@@ -39,13 +41,15 @@ struct GenericBlock {
         query_at(area.take<std::int64_t>(kGenericTileRows)),
         key_at(area.take<std::int64_t>(kGenericTileKeys)),
         value_at(area.take<std::int64_t>(kGenericTileKeys)),
+        key_scale(area.take<float>(kGenericTileKeys)),
+        value_scale(area.take<float>(kGenericTileKeys)),
         rows(area.take<ScoreRow>(kGenericTileRows)),
         next_item(area.take<std::int32_t>(1)),
         is_last(area.take<std::int32_t>(1)) {}
-  static constexpr int kBytes = piece_bytes<float>((kGenericTileRows + kGenericTileKeys) * kDimPitch) +
-                                piece_bytes<float>(kGenericTileRows * kScorePitch) +
-                                piece_bytes<std::int64_t>(kGenericTileRows + 2 * kGenericTileKeys) +
-                                piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1);
+  static constexpr int kBytes =
+      piece_bytes<float>((kGenericTileRows + kGenericTileKeys) * kDimPitch) + piece_bytes<float>(kGenericTileRows * kScorePitch) +
+      piece_bytes<std::int64_t>(kGenericTileRows + 2 * kGenericTileKeys) + piece_bytes<float>(2 * kGenericTileKeys) +
+      piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1);
 };
 static_assert(GenericBlock::kBytes <= kGenericSharedBytes);
 
@@ -132,8 +136,12 @@ QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& 
   return keys;
 }
 
-/// Computes the offsets of the tile's keys and values, and the keys that each row sees. Reads the table only for cached keys that
-/// some row sees.
+QUIRE_DEVICE float scale_at(const semantics::TokenScales& scales, std::int64_t page, std::int64_t offset, std::int64_t head) {
+  return scales.present() ? scales.at(page, offset, head) : 1.0f;
+}
+
+/// Computes the offsets and scales of the tile's keys and values, and the keys that each row sees. Reads the table only for
+/// cached keys that some row sees.
 QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block) {
   const int t = thread_index();
   if (t >= keys.begin && t < keys.end) {
@@ -142,10 +150,13 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
       const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
       block.key_at[t] = a.cache_k.strides.row(page, item.kv_head, position % a.page_size);
       block.value_at[t] = a.cache_v.strides.row(page, item.kv_head, position % a.page_size);
+      block.key_scale[t] = scale_at(a.k_token_scale, page, position % a.page_size, item.kv_head);
+      block.value_scale[t] = scale_at(a.v_token_scale, page, position % a.page_size, item.kv_head);
     } else {
       const std::int32_t token = item.lengths.first_token + position - item.lengths.context_len;
       block.key_at[t] = a.key.strides.row(0, item.kv_head, token);
       block.value_at[t] = a.value.strides.row(0, item.kv_head, token);
+      block.key_scale[t] = block.value_scale[t] = 1.0f;
     }
   }
   const int m = t - kGenericTileKeys;

@@ -32,8 +32,8 @@ QUIRE_DEVICE float sum_over_row(float value) {
   return value;
 }
 
-/// Turns the row's dot products into exp(s - max), folds them into `state` (the same on all lanes of the row) and leaves the
-/// factor for what was summed before in the row's `correction`.
+/// Turns the row's dot products into exp(s - max) times the scale of the value, folds them into `state` (the same on all lanes of
+/// the row) and leaves the factor for what was summed before in the row's `correction`.
 QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
                                semantics::SoftmaxState& state) {
   const int m = thread_index() / kSoftmaxLanes, lane = thread_index() % kSoftmaxLanes;
@@ -53,7 +53,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const GenericItem& item, con
       continue;
     }
     const auto distance = static_cast<float>(static_cast<std::int64_t>(keys.first + key) - row.q_pos);
-    s[j] = semantics::score<semantics::FloatOps>(weights[key], a.score, row.slope, distance);
+    s[j] = semantics::score<semantics::FloatOps>(weights[key] * block.key_scale[key], a.score, row.slope, distance);
     tile_max = s[j] > tile_max ? s[j] : tile_max;
   }
   tile_max = max_over_row(tile_max);
@@ -71,7 +71,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const GenericItem& item, con
     float weight = s[j] != s[j] ? s[j] : 0.0f;
     if (max != -INFINITY) weight = exp2((s[j] - max) * semantics::kLog2e);
     sum += weight;
-    weights[key] = weight;
+    weights[key] = weight * block.value_scale[key];
   }
   sum = sum_over_row(sum);
   const float correction = state.max == max ? 1.0f : exp2((state.max - max) * semantics::kLog2e);

@@ -28,9 +28,9 @@ LseRows lse_of(const Tensor& t) {
   return {static_cast<float*>(t.data), t.stride[0], t.stride[1]};
 }
 
-/// A scalar or [1] has stride 0: one value for all heads.
+/// A scalar or [1] has stride 0: one value for all heads. Scales of tokens are no such values.
 PerHead per_head(const Tensor& t) {
-  if (!t.present()) return {};
+  if (!t.present() || t.rank == 3) return {};
   return {static_cast<const float*>(t.data), t.rank == 1 && t.shape[0] > 1 ? t.stride[0] : 0};
 }
 
@@ -139,6 +139,8 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.window_right = options.window_right.value_or(-1);
   a.v_head_dim = narrow(v_head_dim(cache));
   set_shapes(a, batch, options);
+  a.k_token_scale = semantics::token_scales(cache.k_scale);
+  a.v_token_scale = semantics::token_scales(cache.v_scale);
   return a;
 }
 
@@ -170,6 +172,8 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
   a.v_scale = per_head(cache.v_scale);
   a.slots = index_of(slot_mapping);
   a.v_head_dim = narrow(v_head_dim(cache));
+  a.k_token_scale = semantics::token_scales(cache.k_scale);
+  a.v_token_scale = semantics::token_scales(cache.v_scale);
   return a;
 }
 

@@ -92,6 +92,7 @@ QUIRE_DEVICE void stage_rows(const StagedRows& job) {
       case DType::fp8_e4m3fnuz: return stage_chunks<DType::fp8_e4m3fnuz>(job);
       case DType::fp8_e5m2: return stage_chunks<DType::fp8_e5m2>(job);
       case DType::fp8_e5m2fnuz: return stage_chunks<DType::fp8_e5m2fnuz>(job);
+      case DType::i8: return stage_chunks<DType::i8>(job);
       default: break;
     }
   }

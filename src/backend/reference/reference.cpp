@@ -42,6 +42,12 @@ double scalar_or_per_head(const Tensor& t, std::int64_t head, double absent) {
   return semantics::load(t.data, t.dtype, per_head ? head * t.stride[0] : 0);
 }
 
+/// The scale of a cached token: of the tensor, of the head, or of the token and head.
+double cache_scale(const Tensor& t, std::int64_t page, std::int64_t slot, std::int64_t head) {
+  if (t.rank != 3) return scalar_or_per_head(t, head, 1.0);
+  return semantics::load(t.data, t.dtype, page * t.stride[0] + slot * t.stride[1] + head * t.stride[2]);
+}
+
 /// The value of every f16 code: looking one up is half the work of computing it.
 const std::vector<float>& f16_values() {
   static const std::vector<float> table = [] {
@@ -295,11 +301,12 @@ class Oracle {
   /// Keys [first, first + count) of the task, a block of lanes. K is written dim by dim, as it lies in the block: key by key,
   /// each element would be in another cache line.
   void decode_cached(const Task& task, std::int64_t first, std::int64_t count, DecodedKeys& out) const {
-    const double k_scale = scalar_or_per_head(cache_.k_scale, task.kv_head, 1.0);
-    const double v_scale = scalar_or_per_head(cache_.v_scale, task.kv_head, 1.0);
+    double k_scale[kLanes], v_scale[kLanes];
     std::int64_t k_at[kLanes], v_at[kLanes];
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t k = out.position(first + i), page = page_of(task.req, k), slot = k % page_size_;
+      k_scale[i] = cache_scale(cache_.k_scale, page, slot, task.kv_head);
+      v_scale[i] = cache_scale(cache_.v_scale, page, slot, task.kv_head);
       k_at[i] = token_offset(/*is_key=*/true, page, slot, task.kv_head);
       v_at[i] = token_offset(/*is_key=*/false, page, slot, task.kv_head);
     }
@@ -307,12 +314,12 @@ class Oracle {
     with_decoder(cache_.k, [&](auto&& element) {
       for (std::int64_t d = 0; d < head_dim_; ++d)
         for (std::int64_t i = 0; i < count; ++i)
-          block[d * kLanes + i] = cached(k_scale, element(k_at[i] + k_dim_offset_[static_cast<std::size_t>(d)]));
+          block[d * kLanes + i] = cached(k_scale[i], element(k_at[i] + k_dim_offset_[static_cast<std::size_t>(d)]));
     });
     for (std::int64_t i = 0; i < count; ++i)
       put_value(
           out, first + i, cache_.v, [&](std::size_t d) { return v_at[i] + v_dim_offset_[d]; },
-          [&](double x) { return cached(v_scale, x); });
+          [&](double x) { return cached(v_scale[i], x); });
   }
 
   /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.

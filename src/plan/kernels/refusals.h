@@ -42,4 +42,10 @@ inline void refuse_other_masks(const Problem& problem, Reasons& reasons) {
   refuse_regions(problem, reasons);
 }
 
+/// Tuned kernels multiply sums by one scale of a KV head.
+inline void refuse_token_scales(const Problem& problem, Reasons& reasons) {
+  if (problem.k_scale == ScaleKind::per_token) reasons.push_back("kscale is by token, expected none, tensor or head");
+  if (problem.v_scale == ScaleKind::per_token) reasons.push_back("vscale is by token, expected none, tensor or head");
+}
+
 }  // namespace quire::plan_detail

@@ -67,7 +67,8 @@ CATALOGUE = {
                  "slot_of_each_page_skipped page_tail_read new_rows_ignored new_keys_counted_twice",
     "mask": "causal_mask_missing causal_mask_top_left causal_mask_by_tile speculative_rows_see_all masked_tail_multiplied "
             "out_of_window_multiplied",
-    "page_contents": "own_slot_zero new_slots_zero context_zero cached_keys_zero all_keys_from_cache new_rows_from_context "
+    "page_contents": "token_scale_of_neighbour token_scale_of_page_start token_scales_of_first_page token_scales_transposed "
+                     "one_token_scale_for_all token_scales_of_keys own_slot_zero new_slots_zero context_zero cached_keys_zero all_keys_from_cache new_rows_from_context "
                      "new_row_of_neighbour append_capped_at_512_threads",
     "page": "pages_shifted_by_one first_page_repeated two_pages_swapped page_order_reversed block_table_ignored page_id_truncated "
             "page_size_shifted page_size_confused slots_reversed k_pages_rotated v_pages_rotated element_offset_32_bit stale_page",
