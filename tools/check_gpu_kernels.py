@@ -187,7 +187,9 @@ LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 12
                "decode B?[Ff]16 Packed(Fp8)?Tiles 256 8": 24,
                # Outside the loop over tiles: the place of a tile's values where this step's rows and packed ones meet.
                "prefill B?[Ff]16 packed (128|256)": 64, "prefill B?[Ff]16 packed codes (128|256)": 96,
-               "prefill B?[Ff]16 codes (128|256)": 8}
+               "prefill B?[Ff]16 codes (128|256)": 8,
+               # The producers', of 40 registers a thread, where they copy key by key.
+               "mla B?[Ff]16": 16}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 

@@ -132,6 +132,7 @@ void bind_attention(nb::module_& m);
 void bind_bound(nb::module_& m);
 void bind_distributed(nb::module_& m);
 void bind_cascade(nb::module_& m);
+void bind_sparse(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_verify(nb::module_& m);

@@ -6,6 +6,7 @@
 
 #include "quire/cascade.hpp"
 #include "quire/distributed.hpp"
+#include "quire/sparse.hpp"
 
 namespace quire::test {
 namespace {
@@ -749,6 +750,80 @@ void add_prefix_cases(Cases& cases) {
       {{2, 3, 0, 2}}, true);
 }
 
+template <typename Mutate>
+BrokenCase broken_lists(std::string rule, std::string message, Mutate mutate) {
+  return broken_shard(std::move(rule), std::move(message), [mutate] {
+    SmallLists l;
+    mutate(l);
+    return l.check();
+  });
+}
+
+void add_list_shape_cases(Cases& cases) {
+  using L = SmallLists;
+  const auto add = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back(broken_lists(std::move(rule), std::move(message), mutate));
+  };
+  add("Q-M01", "Q-M01 ids: absent, expected a tensor", [](L& l) { l.lists.ids = Tensor{}; });
+  add("Q-M27", "Q-M27 ids: dtype f32, expected i32 or i64", [](L& l) { l.lists.ids.dtype = DType::f32; });
+  add("Q-T06", "Q-T06 seq_lens[1]: -1, expected at least query_len = 1", [](L& l) { l.small.seq_lens[1] = -1; });
+  add("Q-K01",
+      "Q-K01 ids: shape [4, 4], expected [6, width] or [6, 2, width] = [num_tokens, num_kv_heads, width] (lists of rows)",
+      [](L& l) { l.lists.ids.shape[0] = 4; });
+  add("Q-K01",
+      "Q-K01 ids: shape [6, 4], expected [4, width] or [4, 2, width] = [num_reqs, num_kv_heads, width] (lists of requests)",
+      [](L& l) { l.lists.owner = ListOwner::request; });
+  add("Q-K01", "Q-K01 unit: 7, expected page (0) or slot (1)", [](L& l) { l.lists.unit = static_cast<ListUnit>(7); });
+  add("Q-K01", "Q-K01 owner: -1, expected request (0) or row (1)", [](L& l) { l.lists.owner = static_cast<ListOwner>(-1); });
+  add("Q-K02", "Q-K02 num_keys: absent, expected num_keys beside pages", [](L& l) {
+    l.list_pages();
+    l.lists.num_keys = Tensor{};
+  });
+  add("Q-K02", "Q-K02 num_keys: shape [3], expected [4]", [](L& l) {
+    l.list_pages();
+    l.lists.num_keys.shape[0] = 3;
+  });
+  add("Q-K03", "Q-K03 sliding_window: given beside key lists, expected absent", [](L& l) { l.small.options.sliding_window = 9; });
+  add("Q-K03", "Q-K03 cached_lens: given beside key lists, expected absent", [](L& l) {
+    l.small.cached_lens[2] = 2;
+    l.small.batch.cached_lens = Tensor::contiguous(l.small.cached_lens.data(), DType::i32, L::kEntries);
+  });
+  add("Q-K04", "Q-K04 cache.k: layout nhd under lists of slots, expected nhd or hnd, with K and V alike from token to token",
+      [](L& l) { l.small.cache.v.stride[1] /= 2; });
+  add("Q-K05", "Q-K05 row_starts: shape [4], expected [7] = [num_tokens + 1]",
+      [](L& l) { l.lists.row_starts = Tensor::contiguous(l.num_keys.data(), DType::i32, 4); });
+}
+
+void add_list_entry_cases(Cases& cases) {
+  using L = SmallLists;
+  const auto add = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back(broken_lists(std::move(rule), std::move(message), mutate));
+  };
+  const auto add_pages = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back(broken_lists(std::move(rule), std::move(message), [mutate](L& l) {
+      l.list_pages();
+      mutate(l);
+    }));
+  };
+  add("Q-K06", "Q-K06 ids[1][3]: slot 10, expected negative, as entry 2 in front of it",
+      [](L& l) { l.ids[6] = -1, l.ids[7] = 10; });
+  add_pages("Q-K06", "Q-K06 num_keys[1]: 17 outside [0, 16]", [](L& l) { l.num_keys[1] = 17; });
+  add_pages("Q-K06", "Q-K06 num_keys[0]: -3 outside [0, 16]", [](L& l) { l.num_keys[0] = -3; });
+  add("Q-K07", "Q-K07 ids[3][1]: slot 64 outside [0, 64)", [](L& l) { l.ids[13] = 64; });
+  add_pages("Q-K07", "Q-K07 ids[1][0]: page -1 outside [0, 16)", [](L& l) { l.ids[4] = -1; });
+  add("Q-K08", "Q-K08 ids[1][2]: slot 14, expected another than entry 0", [](L& l) { l.ids[6] = 14; });
+  add("Q-K09", "Q-K09 ids[4][0]: slot 20, expected a slot with one of the 1 keys of request 2 that this row sees",
+      [](L& l) { l.ids[16] = 20; });
+  add("Q-K09", "Q-K09 ids[0][1]: slot 14, expected a slot with one of the 6 keys of request 0 that this row sees, not its key 6",
+      [](L& l) { l.ids[1] = 14; });
+  add_pages("Q-K09", "Q-K09 ids[2][0]: page 9, expected a page with one of the 1 keys of request 2 that its every row sees",
+            [](L& l) { l.ids[8] = 9; });
+  add_pages("Q-K10", "Q-K10 ids[0][0]: page 3, of which 2 keys are visible, expected the last entry in use, [1]",
+            [](L& l) { std::swap(l.ids[0], l.ids[1]); });
+  add_pages("Q-K10", "Q-K10 ids[0][1]: page 3, of which 2 keys are visible, expected num_keys at most 6, not 7",
+            [](L& l) { l.num_keys[0] = 7; });
+}
+
 }  // namespace
 
 const std::vector<BrokenCase>& broken_cases() {
@@ -777,6 +852,8 @@ const std::vector<BrokenCase>& broken_cases() {
     add_stack_cases(all);
     add_shard_cases(all);
     add_prefix_cases(all);
+    add_list_shape_cases(all);
+    add_list_entry_cases(all);
     return all;
   }();
   return cases;

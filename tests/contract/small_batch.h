@@ -5,8 +5,10 @@
 // Data is N(0,1). Everything that must not be read is poisoned: cache slots with NaN, table entries with a huge page id.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "quire/contract.hpp"
+#include "quire/sparse.hpp"
 
 namespace quire::test {
 
@@ -174,6 +177,35 @@ class SmallBatch {
     std::copy(data.begin() + row, data.end(), v.begin() + slot * row);
     ledger.record(slot, tag);
   }
+};
+
+/// The small batch with nothing but cached keys, and lists of slots for its rows, or of pages for its requests.
+class SmallLists {
+ public:
+  static constexpr std::int64_t kEntries = 4;
+  SmallBatch small;
+  std::vector<std::int32_t> ids{8, 13, -1, -1, 14, 8, 9, -1, 15, -1, -1, -1, 36, 20, -1, -1, 40, -1, -1, -1, 41, 40, -1, -1};
+  std::vector<std::int32_t> num_keys{6, 5, 1, 0, 0, 0};
+  KeyLists lists;
+
+  SmallLists() {
+    small.batch.key = small.batch.value = small.batch.cached_lens = Tensor{};
+    small.options.sliding_window.reset();
+    small.options.alibi_slopes = Tensor{};
+    small.block_table[6] = 5, small.block_table[7] = 6, small.block_table[12] = 10;
+    lists.ids = Tensor::contiguous(ids.data(), DType::i32, SmallBatch::kTokens, kEntries);
+  }
+  SmallLists(const SmallLists&) = delete;
+  /// Request 0 sees its two pages, of which every row sees 6 keys; request 1 its first and its last page; request 2 one key.
+  void list_pages() {
+    const std::int32_t pages[] = {2, 3, -1, -1, 5, 9, -1, -1, 10, -1, -1, -1, -1, -1, -1, -1};
+    std::copy(std::begin(pages), std::end(pages), ids.begin());
+    lists.unit = ListUnit::page, lists.owner = ListOwner::request;
+    lists.ids.shape[0] = SmallBatch::kReqs;
+    lists.num_keys = Tensor::contiguous(num_keys.data(), DType::i32, SmallBatch::kReqs);
+  }
+  Findings check() const { return check_sparse(small.batch, small.cache, small.options, lists); }
+  Findings metadata() const { return check_sparse(small.batch, small.cache, small.options, lists, Depth::metadata); }
 };
 
 /// Two partial results of 3 rows, and a place for their union.

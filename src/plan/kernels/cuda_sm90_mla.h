@@ -13,7 +13,7 @@ struct MlaTuning {
   std::int64_t value_dim = 512;  ///< the latent dims
   std::int64_t tile_rows = 64;
   std::int64_t tile_keys = 64;
-  std::int64_t copied_tokens = 8;  ///< tokens of a page that a tensor copy takes
+  std::int64_t copied_tokens = 8;  ///< tokens of a page that a tensor copy takes, where pages hold whole eights; else one
 };
 inline constexpr MlaTuning kMla;
 
