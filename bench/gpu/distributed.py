@@ -269,7 +269,7 @@ def measure_heads(name: str, group: Group, device: torch.device, timer: Timer) -
 
 
 def measure_prefill(name: str, group: Group, device: torch.device, timer: Timer) -> dict:
-    """Whole prompts in zig-zag order, keys gathered by chunks of heads, beside one GPU that holds all of it."""
+    """Whole prompts in zig-zag order, keys gathered by chunks of heads or round a ring, beside one GPU that holds all of it."""
     heads, kv_heads, prompts, length, target = {**PREFILLS, **SMALL}[name]
     dtype, pages = torch.bfloat16, -(-length // PAGE)
     generator = torch.Generator(device).manual_seed(7)
@@ -292,21 +292,59 @@ def measure_prefill(name: str, group: Group, device: torch.device, timer: Timer)
     out = torch.empty_like(own[0])
     seconds = {"one_us": timer(1, lambda: quire.attend(batch, cache, plan=made, workspace=space))}
     plans = {n: prefill_plan(*own, zigzag=zigzag, group=group, head_chunks=n) for n in (1, 2, 4) if kv_heads % n == 0}
+    ratios = {}
     for n, step in plans.items():
         seconds[f"sharded_{n}_us"] = timer(1, lambda p=step: prefill(*own, group=group, plan=p, output=out))
+    ratios["gather"] = prefill_ratio(out, own[0], k, v, prompt, position, length)
+    difference = float((out.float() - one_out[mine].float()).abs().max())
+    ring = prefill_plan(*own, zigzag=zigzag, group=group, exchange="ring")
+    out.fill_(float("nan"))
+    seconds["ring_us"] = timer(1, lambda: prefill(*own, group=group, plan=ring, output=out))
+    ratios["ring"] = prefill_ratio(out, own[0], k, v, prompt, position, length)
+    seconds.update(ring_parts(own, zigzag, ring, group, timer))
     seconds["one_again_us"] = timer(1, lambda: quire.attend(batch, cache, plan=made, workspace=space))
-    best = min(value for key, value in seconds.items() if key.startswith("sharded"))
+    one = min(seconds["one_us"], seconds["one_again_us"])
+    gathered = min(value for key, value in seconds.items() if key.startswith("sharded"))
     return {
         "case": name,
         "problem": f"q=bf16 heads={heads}:{kv_heads} d=128 page={PAGE} reqs={prompts}x{length}",
         "ranks": group.world,
         "one_kernel": made.kernel,
         "own_kernel": plans[1].local.kernel,
+        "ring_kernels": [call.local.kernel for call in (ring.calls.own, ring.calls.earlier, ring.calls.later)],
+        "received_bytes_per_s": link_bandwidth(group, device),
         **{key: round(1e6 * value, 2) for key, value in seconds.items()},
-        "sharded_over_one": round(best / min(seconds["one_us"], seconds["one_again_us"]), 3),
+        "sharded_over_one": round(gathered / one, 3),
+        "ring_over_one": round(seconds["ring_us"] / one, 3),
         "target": target,
-        "largest_difference": float((out.float() - one_out[mine].float()).abs().max()),
-        "worst_error_ratio": round(prefill_ratio(out, own[0], k, v, prompt, position, length), 3),
+        "largest_difference": difference,
+        "worst_error_ratio": round(ratios["gather"], 3),
+        "ring_worst_error_ratio": round(ratios["ring"], 3),
+        "auto": str(prefill_plan(*own, zigzag=zigzag, group=group).exchange),
+    }
+
+
+def ring_parts(own, zigzag, ring, group: Group, timer: Timer) -> dict:
+    """Seconds of what a ring does, each alone on this rank: its calls of attention, a merge, a block's way to the next rank."""
+    query, key, value = own
+    block = torch.zeros((2, zigzag.num_pages * PAGE, *key.shape[1:]), dtype=key.dtype, device=key.device)
+    received = torch.empty_like(block)
+    part, lse = torch.zeros_like(query), torch.zeros(query.shape[:2], device=query.device)
+    total, total_lse = torch.zeros_like(query), torch.zeros_like(lse)
+    cache = quire.KVCache(*(half.reshape(-1, PAGE, *key.shape[1:]) for half in block))
+    block[0, : len(key)], block[1, : len(value)] = key, value
+
+    def call(made, options):
+        batch = quire.Batch(query=query, output=part, lse=lse, **made.indices)
+        return lambda: quire.attend(batch, cache, options, plan=made.local, workspace=ring.workspace)
+
+    seen = quire.Options(causal=False)
+    other = ring.calls.later if zigzag.rank < zigzag.world - 1 else ring.calls.earlier
+    return {
+        "ring_own_us": timer(1, call(ring.calls.own, None)),
+        "ring_other_us": timer(1, call(other, seen)),
+        "ring_merge_us": timer(1, lambda: quire.merge(total, total_lse, part, lse, total, total_lse)),
+        "ring_shift_us": timer(1, lambda: group.shift(block, received)()),
     }
 
 

@@ -58,10 +58,11 @@ def prefills(group, world):
         z = ZigZag(group.rank, world, lengths, 8)
         prompts, positions = z.rows
         mine = job.query_start_loc[prompts] + positions
-        out = prefill(job.q[mine], job.new_k[mine], job.new_v[mine], group=group, zigzag=z, head_chunks=2)
-        expected, tolerance = job.expected()
-        error = np.abs(out.astype(np.float64) - expected[mine])
-        assert (error <= tolerance[mine]).all(), error.max()
+        for how in (dict(exchange="gather", head_chunks=2), dict(exchange="ring")):
+            out = prefill(job.q[mine], job.new_k[mine], job.new_v[mine], group=group, zigzag=z, **how)
+            expected, tolerance = job.expected()
+            error = np.abs(out.astype(np.float64) - expected[mine])
+            assert (error <= tolerance[mine]).all(), (how, error.max())
     return len(mine)
 
 
