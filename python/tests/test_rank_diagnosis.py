@@ -172,7 +172,7 @@ def test_what_is_wrong_with_the_captures(tmp_path):
     later_parts = parts_of(later)
     mixed = write(other, later, later_parts, normalised(*later_parts))
     found = diagnose([paths[0], mixed[1], paths[2]])
-    assert found.verdict == "broken batch" and found.disagreements[0] == "seq_lens[0]: 42 on rank 1, expected 41 as on rank 0"
+    assert found.verdict == "broken batch" and found.disagreements[0] == "Q-D05 seq_lens[0]: 42 on rank 1, expected 41 as on rank 0"
     case = quire.read_capture(paths[0])
     plain = str(tmp_path / "plain.safetensors")
     quire.write_capture(plain, case.batch, case.cache, case.options, case.observed)
