@@ -45,15 +45,12 @@ def even_heads(tmp_path_factory):
     return {"QUIRE_VLLM_MODEL": str(target)}
 
 
-@pytest.mark.parametrize("executor", ["mp", "ray"])
-def test_two_processes_that_share_the_heads_give_the_tokens_of_one(tmp_path, even_heads, executor):
-    if executor == "ray":
-        pytest.importorskip("ray", reason="ray is not installed; pip install ray runs this test")
+def test_two_processes_that_share_the_heads_give_the_tokens_of_one(tmp_path, even_heads):
     given = {"dtype": "float32", "attention_backend": "CUSTOM", "block_size": 16, "count": 24}
     one = session(tmp_path, "tokens", even_heads, **given)
     cpus = sorted(os.sched_getaffinity(0))
     bound = {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}|{cpus[-1]}"}  # vLLM binds a process to a NUMA node, if not told else
-    two = session(tmp_path, "tokens", {**even_heads, **bound}, **given, tensor_parallel_size=2, distributed_executor_backend=executor)
+    two = session(tmp_path, "tokens", {**even_heads, **bound}, **given, tensor_parallel_size=2)
     assert two["tokens"] == one["tokens"]
     assert "heads=12:4" in one["log"]
     assert two["log"].count("heads=6:2") == 2
