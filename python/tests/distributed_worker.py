@@ -14,7 +14,7 @@ from dense import make_job
 from sharded import rank_batch, rank_cache, shard_of
 
 import quire
-from quire.distributed import Group, ZigZag, attend, plan, prefill
+from quire.distributed import Group, ZigZag, attend, plan, prefill, prefill_plan
 
 LENGTHS = dict(query_lens=[1, 7, 0, 20, 1], context_lens=[0, 30, 5, 0, 61])
 LIMIT = 6.0  # seconds: longer than the ranks need to start one after the other on a busy machine, once connected
@@ -117,6 +117,18 @@ def dies_in_attention(group, world):
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     attend(rank_batch(job, table), kv, group=group, plan=made)
+
+
+def dies_in_a_ring(group, world):
+    """Rank 1 is killed after the plan, before it sends its block."""
+    z = ZigZag(group.rank, world, (100,), 8)
+    job = make_job((100,), [0], dtype="f16")
+    _, mine = z.rows
+    arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
+    made = prefill_plan(*arrays, zigzag=z, group=group, exchange="ring")
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    prefill(*arrays, group=group, plan=made)
 
 
 def main(transport, scenario):
