@@ -229,3 +229,25 @@ def test_a_tree_of_draft_tokens():
     bits[: len(parents)] = np.packbits(tree, axis=1)  # from the highest bit
     with pytest.raises(quire.ContractError, match="Q-V09"):
         quire.attend(batch, cache)
+
+
+def test_skipped_decode_rows_leave_the_flags_of_the_others():
+    """context_attention_fwd runs neighbours of skipped requests as batches of their own, each with its part of the flags."""
+    rng = np.random.default_rng(3)
+    starts, lens = np.array([0, 3, 4, 6, 9], np.int32), np.array([6, 7, 5, 4], np.int32)
+    q, k, v = (rng.standard_normal((9, 1, 8)).astype(np.float32) for _ in range(3))
+    k_cache, v_cache = rng.standard_normal((8, 1, 2, 4, 4)).astype(np.float32), rng.standard_normal((8, 1, 8, 4)).astype(np.float32)
+    table = np.arange(8, dtype=np.int32).reshape(4, 2)
+    flags = np.array([False, True, True, False])
+
+    def rows(causal, skip):
+        out = np.full_like(q, np.nan)
+        quire.vllm.context_attention_fwd(
+            q, k, v, out, "auto", k_cache, v_cache, table, starts, lens, None, 3, None, None, sm_scale=0.3, causal=causal, skip_decode=skip
+        )
+        return out
+
+    whole, some = rows(flags, False), rows(flags, True)
+    assert np.isnan(some[3]).all()
+    assert np.array_equal(np.delete(some, 3, 0), np.delete(whole, 3, 0))
+    assert not np.allclose(whole[6:], rows(True, False)[6:])

@@ -718,6 +718,18 @@ void add_shard_cases(Cases& cases) {
                                [slots] { return slots(71, 72); }));
   cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[2]: -1 for position 2, expected a slot, because rank 0 holds it",
                                [slots] { return slots(-1, -1); }));
+  cases.push_back(broken_shard("Q-D07",
+                               "Q-D07 sliding_window: 4096, expected absent in a ring: it hides a part of another rank's block",
+                               [] { return check_prompts(Options{.sliding_window = 4096}, /*ring=*/true); }));
+  cases.push_back(broken_shard("Q-D07", "Q-D07 causal: false, expected true",
+                               [] { return check_prompts(Options{.causal = false}, /*ring=*/false); }));
+  cases.push_back(broken_shard("Q-D07", "Q-D07 window_right: 3, expected absent: rows see no later key",
+                               [] { return check_prompts(Options{.window_right = 3}, /*ring=*/false); }));
+  cases.push_back(broken_shard(
+      "Q-D07", "Q-D07 alibi_slopes: given, expected absent in a ring: a block's distance to the rows is in no call", [] {
+        static float slopes[] = {0.5F};
+        return check_prompts(Options{.alibi_slopes = Tensor::contiguous(slopes, DType::f32, 1)}, /*ring=*/true);
+      }));
 }
 
 /// Three requests of 20 keys of context in pages of four, whose first three pages are the same.
