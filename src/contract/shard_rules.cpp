@@ -63,6 +63,8 @@ void d07_prompts(Report& report, const Options& options, bool ring) {
   if (!options.causal) report.add(D07, "causal", {}, "false", "true");
   if (options.window_right)
     report.add(D07, "window_right", {}, formatted("{}", *options.window_right), "absent: rows see no later key");
+  if (options.attention_chunk) report.add(D07, "attention_chunk", {}, formatted("{}", *options.attention_chunk), "absent");
+  if (options.prefix_len) report.add(D07, "prefix_len", {}, formatted("{}", *options.prefix_len), "absent");
   if (!ring) return;
   if (options.sliding_window)
     report.add(D07, "sliding_window", {}, formatted("{}", *options.sliding_window),

@@ -188,13 +188,13 @@ struct AttendArgs {
   bool confirms = false;          ///< of a layer, its first launch: one wave calls confirm_layer()
   WorkList work;                  ///< of the kernel at hand
   // From here on: kernels that take causal rows at the end of their keys, and nothing else, never read these.
-  bool has_masks = false;          ///< some request may not be causal, or its rows may stand elsewhere
-  bool causal_by_default = true;   ///< of all requests where `causal` is absent
-  std::int32_t v_head_dim = 1;     ///< of cache_v, value and output; head_dim for kernels that take no other
-  semantics::FlagView causal;      ///< [num_reqs]; data null = absent
-  semantics::IndexView q_begin;    ///< [num_reqs]; data null = at the end of the keys
-  semantics::IndexView key_begin;  ///< [num_reqs]; data null = 0
-  std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
+  bool has_masks = false;                               ///< some request may not be causal, or its rows may stand elsewhere
+  bool causal_by_default = true;                        ///< of all requests where `causal` is absent
+  std::int32_t v_head_dim = 1;                          ///< of cache_v, value and output; head_dim for kernels that take no other
+  semantics::FlagView causal;                           ///< [num_reqs]; data null = absent
+  semantics::IndexView q_begin;                         ///< [num_reqs]; data null = at the end of the keys
+  semantics::IndexView key_begin;                       ///< [num_reqs]; data null = 0
+  std::int64_t window_right = -1;                       ///< of requests that are not causal; -1 = none
   semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; tuned kernels take none
   bool spans_beyond_window = false;
   std::int64_t chunk = 0;              ///< 0 = none
