@@ -23,7 +23,19 @@ CACHE_DTYPES = {
     "bf16": ml_dtypes.bfloat16,
     "fp8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "fp8_e5m2": ml_dtypes.float8_e5m2,
+    "fp8_per_token_head": ml_dtypes.float8_e4m3fn,
+    "int8_per_token_head": np.int8,
 }
+
+
+def new_cache(shape: tuple[int, int, int, int], dtype: str) -> quire.KVCache:
+    """Pages of one layer, [num_pages, page_size, num_kv_heads, head_dim], and the scales of their tokens if these have their own."""
+    kind = np.dtype(CACHE_DTYPES[dtype])
+    scales = [np.full(shape[:3], np.nan, np.float32) if dtype.endswith("_per_token_head") else None for _ in "kv"]
+    unwritten = -128 if kind == np.int8 else np.nan
+    return quire.KVCache(
+        np.full(shape, unwritten, kind), np.full(shape, unwritten, kind), layout="nhd", k_scale=scales[0], v_scale=scales[1]
+    )
 
 
 @dataclasses.dataclass
@@ -67,11 +79,7 @@ class PagedKV:
     ):
         self.config, self.check, self.verify_every = config, check, verify_every
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-        kind = CACHE_DTYPES[dtype]
-        self.caches = [
-            quire.KVCache(np.full(shape, np.nan, kind), np.full(shape, np.nan, kind), layout="nhd")
-            for _ in range(config.num_layers)
-        ]
+        self.caches = [new_cache(shape, dtype) for _ in range(config.num_layers)]
         self.ledgers = [quire.SlotLedger(num_pages, page_size) for _ in range(config.num_layers)]
         self.pool = quire.PagePool(num_pages, page_size, prefix_sharing=sharing, ledgers=self.ledgers)
         self.options = quire.Options()

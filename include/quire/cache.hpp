@@ -23,10 +23,17 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  //
 /// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. k and v may also be views of
 /// the same bytes (MLA: v is the first dims of k): attend() reads such a cache, append() refuses it (Q-S07).
 struct KVCache {
-  Tensor k{};  ///< f32, f16, bf16 or an fp8 format; shape by layout
+  Tensor k{};  ///< f32, f16, bf16, an fp8 format or i8; shape by layout
   Tensor v{};  ///< dtype and sizes of k, except the head_dim: values and output have v_head_dim
   CacheLayout layout = CacheLayout::nhd;
-  Tensor k_scale{};  ///< f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1; finite and > 0
+  /// f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 (never beside i8); finite and > 0.
+  ///
+  /// 8-bit caches may have a scale for each token and KV head: f32 [num_pages, page_size, num_kv_heads], whatever the layout,
+  /// with any strides, so that scales may lie inside of pages. append() writes such a scale:
+  ///     scale = max(max_d |x_d| / L, 2^-126), an f32 division; L = 127 (i8), 448, 240 or 57344: the largest code of the type
+  ///     stored = x / scale, rounded to nearest even
+  /// A row with a NaN or an infinity has the scale NaN. Scales of slots that no row sees are never read.
+  Tensor k_scale{};
   Tensor v_scale{};  ///< as k_scale, for v
 };
 

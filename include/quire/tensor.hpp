@@ -25,6 +25,7 @@ enum class DType : std::int32_t {
   i32 = 8,
   i64 = 9,
   u8 = 10,  ///< 0 or 1: flags (numpy and torch bool)
+  i8 = 11,  ///< codes -128 to 127 of a cache, whose scales make them real values
 };
 
 /// Canonical name ("bf16", "fp8_e4m3fn", "i64", ...); "none" for DType::none.
@@ -36,6 +37,10 @@ std::int64_t itemsize(DType dtype) noexcept;
 bool is_fp8(DType dtype) noexcept;  ///< one of the four fp8 formats
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
+/// A type whose elements a cache may hold: floating, or i8.
+bool is_cached(DType dtype) noexcept;
+/// A type of 8-bit codes that a cache may hold: an fp8 format, or i8.
+bool is_code(DType dtype) noexcept;
 
 /// Memory that holds a tensor's bytes.
 enum class Memory : std::int32_t { cpu = 0, cuda = 1, hip = 2 };

@@ -71,7 +71,7 @@ def verify(
         attributes, ``{"query": ["f16", "bf16"], "kv": ["f16", "bf16"], "layout": "nhd", "sinks": False, "page_size": [16, 32]}``, each a
         value, some values or a function of the value; or a function of an object with these attributes that says yes or no. Attributes:
         query, kv, layout, num_q_heads, num_kv_heads, head_dim, v_head_dim, latent, page_size, reqs (of query_len, context_len, cached_len), sliding_window,
-        logits_soft_cap, softmax_scale, alibi, sinks, lse, k_scale, v_scale ("none", "tensor", "head"), index, shared_pages, line. Default:
+        logits_soft_cap, softmax_scale, alibi, sinks, lse, k_scale, v_scale ("none", "tensor", "head", "token"), index, shared_pages, line. Default:
         ``target.supports``, if there is one.
     disabled_checks: checks to leave out, by name.
     shrink: reduce failing cases to the smallest line that fails, for about shrink_seconds each.

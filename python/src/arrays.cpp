@@ -57,7 +57,7 @@ Expected expected_of(Role role) {
     case Role::f32: return {"float32", "np.float32"};
     case Role::flags: return {"bool or uint8", "np.uint8"};
     case Role::cache:
-      return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2 or float8_e5m2fnuz", "np.float32"};
+      return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz or int8", "np.float32"};
     case Role::any: break;
   }
   return {"float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, int32 or int64", nullptr};
@@ -121,9 +121,10 @@ DType resolve_dtype(const Reading& reading, const Element& element) {
   }
   if (asked.empty()) {
     if (own) return *own;
+    if (role == Role::cache && element.name == "int8") return DType::i8;  // in other places, int8 is raw bits
     refuse_dtype(reading, element);
   }
-  const std::optional<DType> spelled = typed(asked);  // spelling of the array libraries
+  const std::optional<DType> spelled = asked == "int8" ? DType::i8 : typed(asked);  // spelling of the array libraries
   const std::optional<DType> want = spelled ? spelled : quire::dtype_from_name(asked);
   if (!want)
     refuse(name, "dtype=\"" + asked + "\" is not a Quire dtype (f32, f16, bf16, fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2, ...)");
@@ -522,6 +523,7 @@ nb::object raw_numpy(const Tensor& view, nb::handle owner, bool as_uint16) {
   if (view.dtype == DType::f32) dtype = nb::dtype<float>();
   if (view.dtype == DType::i32) dtype = nb::dtype<std::int32_t>();
   if (view.dtype == DType::i64) dtype = nb::dtype<std::int64_t>();
+  if (view.dtype == DType::i8) dtype = nb::dtype<std::int8_t>();
   if (view.dtype == DType::f16) dtype = {static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
   if (as_uint16) dtype = nb::dtype<std::uint16_t>();
   const nb::ndarray<nb::numpy> raw(view.data, static_cast<std::size_t>(view.rank), shape, owner, view.stride.data(), dtype);

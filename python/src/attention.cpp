@@ -46,7 +46,11 @@ SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOpt
                    .output_scale = a.output_scale,
                    .causal = a.causal,
                    .q_begin = a.q_begin,
-                   .key_begin = a.key_begin};
+                   .key_begin = a.key_begin,
+                   .spans = a.spans,
+                   .prefix_lens = a.prefix_lens,
+                   .tree_mask = a.tree_mask,
+                   .tree_lens = a.tree_lens};
   if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
   return kept;
 }
@@ -177,6 +181,8 @@ void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value,
   const ArrayRef cache_v = import_array(v, "v", Access::write, cache_dtype, Role::cache);
   const ArrayRef ks = import_scale(k_scale, "k_scale", cache_k, scales[0]);
   const ArrayRef vs = import_scale(v_scale, "v_scale", cache_k, scales[1]);
+  check_scale_writable(ks, "k_scale");
+  check_scale_writable(vs, "v_scale");
   const ArrayRef rows_k = import_array(key, "key", Access::read, {}, Role::rows);
   const ArrayRef rows_v = import_array(value, "value", Access::read, {}, Role::rows);
   const ArrayRef slots = import_index(slot_mapping, "slot_mapping", k);
@@ -295,7 +301,8 @@ since. It is told once. rows receives the counts. On a CPU attend() has said it 
 
 constexpr const char* kAppendDoc = R"(Writes key/value row t into slot slot_mapping[t] of the cache, for every t with a slot >= 0.
 
-    stored = convert(row / scale)      round to nearest even; fp8 saturates to its largest finite value, NaN stays NaN
+    stored = convert(row / scale)      round to nearest even; fp8 and int8 saturate, NaN stays NaN (int8: 0)
+    scale = max(max |row| / L, 2^-126)      found and stored for each token and KV head if k_scale, v_scale have three axes (KVCache)
 
 key, value: [num_tokens, num_kv_heads, head_dim], value [.., v_head_dim], f32, f16 or bf16, both of one dtype, any strides. slot_mapping: [n] int32 or int64,
 n <= num_tokens. With a ledger every written slot is recorded for request_ids[t], positions[t] (each [n], both >= 0). These three may be

@@ -22,7 +22,9 @@ quire::Padding padding_named(const std::string& text);
 struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
   ArrayRef q_scale, output_scale;
-  ArrayRef causal, q_begin, key_begin;
+  ArrayRef causal, q_begin, key_begin, spans, prefix_lens, tree_mask, tree_lens;
+
+  quire::Batch views(quire::Padding padding) const;
 };
 
 /// A batch for one call: views with an output, and what keeps that output alive.
@@ -106,6 +108,8 @@ class PyOptions {
 nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream);
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
+/// Refuses scales of tokens that append() could not write.
+void check_scale_writable(const ArrayRef& scale, const char* name);
 
 /// Options of a call; null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);

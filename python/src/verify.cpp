@@ -90,6 +90,7 @@ const char* name_of(quire::ScaleKind kind) {
   switch (kind) {
     case quire::ScaleKind::per_tensor: return "tensor";
     case quire::ScaleKind::per_head: return "head";
+    case quire::ScaleKind::per_token: return "token";
     case quire::ScaleKind::none: break;
   }
   return "none";
@@ -128,6 +129,10 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   d["q_begin"] = p.has_q_begin;
   d["key_begin"] = p.has_key_begin;
   d["window_right"] = p.window_right;
+  d["attention_chunk"] = p.attention_chunk;
+  d["prefix"] = p.has_prefix;
+  d["spans"] = p.has_spans;
+  d["tree"] = p.has_tree;
   d["line"] = quire::to_string(line);
   return d;
 }
@@ -176,6 +181,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.batch_invariant = nb::cast<bool>(runner.attr("batch_invariant"));
   target.padding = nb::cast<bool>(runner.attr("padding"));
   target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
+  target.token_scales = nb::cast<bool>(runner.attr("token_scales"));
   target.masks = nb::cast<bool>(runner.attr("masks"));
   target.v_head_dim = nb::cast<bool>(runner.attr("v_head_dim"));
   for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))

@@ -26,6 +26,7 @@ constexpr DTypeRow kDTypes[] = {
     {DType::i32, "i32", 4},
     {DType::i64, "i64", 8},
     {DType::u8, "u8", 1},
+    {DType::i8, "i8", 1},
 };
 
 constexpr bool rows_stand_by_number() {
@@ -67,6 +68,10 @@ std::int64_t itemsize(DType dtype) noexcept {
 bool is_fp8(DType dtype) noexcept { return dtype >= DType::fp8_e4m3fn && dtype <= DType::fp8_e5m2fnuz; }
 
 bool is_floating(DType dtype) noexcept { return dtype >= DType::f32 && dtype <= DType::fp8_e5m2fnuz; }
+
+bool is_cached(DType dtype) noexcept { return is_floating(dtype) || dtype == DType::i8; }
+
+bool is_code(DType dtype) noexcept { return is_fp8(dtype) || dtype == DType::i8; }
 
 std::int64_t Tensor::num_elements() const noexcept {
   if (rank < 0) return 0;

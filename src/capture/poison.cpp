@@ -12,6 +12,7 @@
 #include "capture/random.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 
@@ -24,9 +25,10 @@ class Spoiler {
   Spoiler(const Tensor& t, PoisonKind kind) : data_(static_cast<std::byte*>(t.data)), size_(itemsize(t.dtype)) {
     float value = kind == PoisonKind::zero ? 0.0f : capture::quiet_nan();
     sign_varies_ = kind == PoisonKind::finite_garbage;
-    if (sign_varies_) value = is_fp8(t.dtype) ? 1e30f : 1e4f;  // fp8 stores saturate
+    if (sign_varies_) value = is_code(t.dtype) ? 1e30f : 1e4f;  // stores of codes saturate
     semantics::store(bits_[0], t.dtype, 0, value);
     semantics::store(bits_[1], t.dtype, 0, -value);
+    if (t.dtype == DType::i8 && kind == PoisonKind::nan) bits_[0][0] = std::byte{0x80};  // i8 has no NaN: -128
   }
   void operator()(std::int64_t element) const {
     const bool minus = sign_varies_ && (capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0;
@@ -53,6 +55,8 @@ class Poisoner {
     mark_readable();
     poison_cache(c_.cache.k, semantics::k_strides(c_.cache), p_.head_dim);
     poison_cache(c_.cache.v, semantics::v_strides(c_.cache), p_.out_dim());
+    poison_scales(c_.cache.k_scale);
+    poison_scales(c_.cache.v_scale);
     poison_rows(c_.batch.key);
     poison_rows(c_.batch.value);
     for (const Tensor* t : {&c_.batch.query, &c_.batch.key, &c_.batch.value}) poison_from(*t, num_request_rows(c_.batch));
@@ -69,14 +73,20 @@ class Poisoner {
     readable_.assign(static_cast<std::size_t>(slots), false);
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
       const Request& req = p_.reqs[r];
-      const KeyPositions seen = p_.visible_keys(req);
-      semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size,
-                                   seen.begin, std::min(seen.end, req.cached_len),
-                                   [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
-                                     const auto first = readable_.begin() + page * p_.page_size + offset;
-                                     std::fill(first, first + count, true);
-                                   });
+      const KeyPositions seen = p_.visible_keys(req), hidden = p_.hidden_keys(req);
+      const std::int64_t end = std::min(seen.end, req.cached_len);
+      const bool has_hidden = hidden.begin < hidden.end;
+      mark_keys(r, seen.begin, has_hidden ? std::min(end, hidden.begin) : end);
+      if (has_hidden) mark_keys(r, hidden.end, end);
     }
+  }
+
+  void mark_keys(std::size_t r, std::int64_t begin, std::int64_t end) {
+    semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size, begin,
+                                 end, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
+                                   const auto first = readable_.begin() + page * p_.page_size + offset;
+                                   std::fill(first, first + count, true);
+                                 });
   }
 
   void poison_cache(const Tensor& cache, const semantics::KvStrides& strides, std::int64_t head_dim) const {
@@ -90,6 +100,14 @@ class Poisoner {
         for (const std::int64_t dim : dims) spoil(row + dim);
       }
     }
+  }
+
+  void poison_scales(const Tensor& scale) const {
+    if (scale.rank != 3) return;
+    const Spoiler spoil(scale, kind_);
+    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot)
+      for (std::int64_t h = 0; h < p_.num_kv_heads && !readable_[static_cast<std::size_t>(slot)]; ++h)
+        spoil(slot / p_.page_size * scale.stride[0] + slot % p_.page_size * scale.stride[1] + h * scale.stride[2]);
   }
 
   /// key / value rows of tokens that the cache holds.
@@ -121,7 +139,7 @@ class Poisoner {
     const Tensor& table = c_.batch.block_table;
     const std::int64_t page = kind_ == PoisonKind::nan ? capture::kImpossiblePage : unread_page();
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
-      const std::int64_t used = (p_.reqs[r].cached_len + p_.page_size - 1) / p_.page_size;
+      const std::int64_t used = semantics::ceil_div(p_.reqs[r].cached_len, p_.page_size);
       for (std::int64_t j = used; j < table.shape[1]; ++j)
         capture::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
     }

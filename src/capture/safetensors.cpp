@@ -30,6 +30,7 @@ constexpr CodeRow kCodes[] = {
     {"I32", DType::i32, 4},
     {"I64", DType::i64, 8},
     {"BOOL", DType::u8, 1},
+    {"I8", DType::i8, 1},
     {"U8", DType::none, 1},
     {"F8_E4M3FNUZ", DType::fp8_e4m3fnuz, 1},
     {"F8_E5M2FNUZ", DType::fp8_e5m2fnuz, 1},

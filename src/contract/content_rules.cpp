@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules Q-C01 to Q-C05: every element that attention reads is finite. O(bytes): rows are scanned by bit pattern first.
+// Rules Q-C01 to Q-C05 and Q-C07: every element that attention reads is finite, and so are scales of tokens. O(bytes): rows are
+// scanned by bit pattern first.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -8,6 +10,7 @@
 #include "contract/context.h"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
+#include "semantics/token_scale.h"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -45,6 +48,7 @@ bool any_non_finite_code(const Tensor& t, std::int64_t begin, std::int64_t strid
     case DType::fp8_e5m2: return any_code<u8>(t, begin, stride, count, [](u8 w) { return (w & 0x7F) >= 0x7C; });
     case DType::fp8_e4m3fnuz:
     case DType::fp8_e5m2fnuz: return any_code<u8>(t, begin, stride, count, [](u8 w) { return w == 0x80; });
+    case DType::i8: return false;
     default: return true;
   }
 }
@@ -56,6 +60,7 @@ float largest_finite(DType dtype) {
     case DType::fp8_e4m3fnuz: return 240.0f;
     case DType::fp8_e5m2:
     case DType::fp8_e5m2fnuz: return 57344.0f;
+    case DType::i8: return 128.0f;
     default: return std::numeric_limits<float>::max();
   }
 }
@@ -135,10 +140,23 @@ std::string element_index(const KVCache& cache, bool is_k, std::int64_t page, st
               : formatted("[{}][{}][{}][{}]", page, head, d, offset);
 }
 
-float scale_of(const Tensor& scale, std::int64_t head) {
+float scale_of(const Tensor& scale, std::int64_t page, std::int64_t offset, std::int64_t head) {
   if (!scale.present()) return 1.0f;
+  if (const semantics::TokenScales scales = semantics::token_scales(scale); scales.present())
+    return scales.at(page, offset, head);
   const auto* values = static_cast<const float*>(scale.data);
   return values[scale.rank == 1 && scale.shape[0] > 1 ? head * scale.stride[0] : 0];
+}
+
+/// The scale of one token and KV head; false if it breaks the rule, and nothing more can be said of the row.
+bool c07_scale(Context& c, bool is_k, float scale, std::array<std::int64_t, 3> at, std::int64_t position, std::int64_t r) {
+  if (std::isfinite(scale) && scale > 0.0f) return true;
+  if (!c.report.counted(C07))
+    c.report.add(
+        C07, is_k ? "k_scale" : "v_scale", {at[0], at[1], at[2]},
+        formatted("{} at position {} of request {} (page {}, offset {}, head {})", scale, position, r, at[0], at[1], at[2]),
+        "finite and > 0");
+  return false;
 }
 
 void cached(Context& c, RuleId rule, bool is_k) {
@@ -158,7 +176,9 @@ void cached(Context& c, RuleId rule, bool is_k) {
                                    r, page, offset + i, head, d),
                          "finite");
           };
-          for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, dims, scale_of(scale, head), add);
+          const float factor = scale_of(scale, page, offset + i, head);
+          if (scale.rank == 3 && !c07_scale(c, is_k, factor, {page, offset + i, head}, position + i, r)) continue;
+          for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, dims, factor, add);
         }
       }
     });
@@ -166,7 +186,7 @@ void cached(Context& c, RuleId rule, bool is_k) {
 }
 
 bool cache_readable(const Context& c, const Tensor& side) {
-  return c.pages_sound && readable(side) && is_floating(side.dtype) && !c.report.broken({M04, M05, M07, M36, T13});
+  return c.pages_sound && readable(side) && is_cached(side.dtype) && !c.report.broken({M04, M05, M07, M36, M51, T13});
 }
 
 void c02_cached_key(Context& c) {

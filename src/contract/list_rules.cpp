@@ -86,6 +86,10 @@ void k03_nothing_but_keys(const Call& c) {
   absent(c.options.alibi_slopes.present(), "alibi_slopes");
   absent(c.batch.q_begin.present(), "q_begin");
   absent(c.batch.key_begin.present(), "key_begin");
+  absent(c.options.attention_chunk.has_value(), "attention_chunk");
+  absent(c.options.prefix_len.has_value() || c.batch.prefix_lens.present(), "prefix_len");
+  absent(c.batch.spans.present(), "spans");
+  absent(c.batch.tree_mask.present(), "tree_mask");
   absent(c.batch.cached_lens.present(), "cached_lens");
   absent(c.batch.key.present() || c.batch.value.present(), "key");
 }

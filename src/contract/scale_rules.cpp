@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules on options and small float tensors: Q-M31 to Q-M36, Q-M38 to Q-M40 and Q-M42 to Q-M44 (their form), Q-T13 to Q-T15 and
-// Q-T17 (their values).
+// Rules on options and small float tensors: Q-M31 to Q-M36, Q-M38 to Q-M40, Q-M42 to Q-M44, Q-M50 and Q-M51 (their form), Q-T13
+// to Q-T15 and Q-T17 (their values).
 #include <cmath>
 #include <string>
 
@@ -68,14 +68,36 @@ void per_query_head(Context& c, RuleId rule, std::string_view tensor_name, const
 void m34_alibi_slopes(Context& c) { per_query_head(c, M34, "alibi_slopes", c.options.alibi_slopes); }
 void m35_sinks(Context& c) { per_query_head(c, M35, "sinks", c.options.sinks); }
 
+/// Whether the shape is [num_pages, page_size, num_kv_heads], as far as sizes are known.
+bool is_of_tokens(const Context& c, const Tensor& t) {
+  const std::int64_t sizes[] = {c.sizes.num_pages, c.sizes.page_size, c.sizes.num_kv_heads};
+  for (std::size_t i = 0; i < 3; ++i)
+    if (known(sizes[i]) && t.shape[i] != sizes[i]) return false;
+  return true;
+}
+
 void m36_scale_form(Context& c, std::string_view tensor_name, const Tensor& t) {
   if (!well_formed(t)) return;
   const std::int64_t heads = c.sizes.num_kv_heads;
-  const bool shape_ok =
-      t.rank == 0 || (t.rank == 1 && (t.shape[0] == 1 || (known(heads) ? t.shape[0] == heads : t.shape[0] > 0)));
-  if (t.dtype == DType::f32 && shape_ok) return;
+  const bool of_heads = t.rank == 1 && (t.shape[0] == 1 || (known(heads) ? t.shape[0] == heads : t.shape[0] > 0));
+  if (t.dtype == DType::f32 && (t.rank == 0 || of_heads || (t.rank == 3 && is_of_tokens(c, t)))) return;
+  const std::string form =
+      known(heads) ? formatted("f32 scalar, [1] or [{}] = [num_kv_heads]", heads) : "f32 scalar, [1] or [num_kv_heads]";
   c.report.add(M36, tensor_name, {}, to_string(t),
-               known(heads) ? formatted("f32 scalar, [1] or [{}] = [num_kv_heads]", heads) : "f32 scalar, [1] or [num_kv_heads]");
+               t.rank != 3 || !known(heads) ? form + ", or [num_pages, page_size, num_kv_heads]"
+                                            : formatted("f32 [{}, {}, {}] = [num_pages, page_size, num_kv_heads]",
+                                                        c.sizes.num_pages, c.sizes.page_size, heads));
+}
+
+void m50_integers_have_scales(Context& c, std::string_view tensor_name, const Tensor& t) {
+  if (t.present() || !descriptor_ok(c.cache.k) || c.cache.k.dtype != DType::i8) return;
+  c.report.add(M50, tensor_name, {}, "absent", "a scale of the i8 cache");
+}
+
+void m51_token_scales_of_codes(Context& c, std::string_view tensor_name, const Tensor& t) {
+  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(c.cache.k) || is_code(c.cache.k.dtype)) return;
+  c.report.add(M51, tensor_name, {}, formatted("three axes beside a cache of {}", name(c.cache.k.dtype)),
+               "scalar, [1] or [num_kv_heads], or a cache of i8 or an fp8 format");
 }
 
 /// A scale whose rows must be fp8_e4m3fn.
@@ -133,8 +155,11 @@ void t15_sinks(Context& c) {
 }  // namespace
 
 void apply_scale_shape_rules(Context& c) {
-  m36_scale_form(c, "k_scale", c.cache.k_scale);
-  m36_scale_form(c, "v_scale", c.cache.v_scale);
+  for (const NamedTensor& t : {NamedTensor{"k_scale", &c.cache.k_scale}, NamedTensor{"v_scale", &c.cache.v_scale}}) {
+    m36_scale_form(c, t.name, *t.tensor);
+    m50_integers_have_scales(c, t.name, *t.tensor);
+    m51_token_scales_of_codes(c, t.name, *t.tensor);
+  }
 }
 
 void apply_option_rules(Context& c) {

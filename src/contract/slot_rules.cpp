@@ -2,10 +2,12 @@
 // Rules Q-S01 to Q-S09: where this step's tokens are written. O(rows + pages in use), two hash tables at most.
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "contract/index_scan.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -136,8 +138,8 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
         if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, key, lengths.key_begin + key);
       }
     };
-    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, ceil_div(keys.end, size), written.pages,
-                  visit);
+    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, semantics::ceil_div(keys.end, size),
+                  written.pages, visit);
   }
 }
 
@@ -173,31 +175,36 @@ void s06_one_dtype(Context& c) {
                formatted("{} as key", name(c.batch.key.dtype)));
 }
 
-void s07_cache_own_addresses(Context& c) {
-  const NamedTensor sides[] = {{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
-  for (const NamedTensor& t : sides) {
+/// Tensors that append() writes: the cache, and scales of tokens.
+std::vector<NamedTensor> written(const Context& c) {
+  std::vector<NamedTensor> list{{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
+  if (c.cache.k_scale.rank == 3) list.push_back({"k_scale", &c.cache.k_scale});
+  if (c.cache.v_scale.rank == 3) list.push_back({"v_scale", &c.cache.v_scale});
+  return list;
+}
+
+/// Reports under `rule` that a written tensor shares memory with another one.
+void no_overlap(Context& c, RuleId rule, const NamedTensor& target, const NamedTensor& other) {
+  if (!placed(*target.tensor) || !placed(*other.tensor) || !may_overlap(*target.tensor, *other.tensor)) return;
+  c.report.add(rule, target.name, {}, formatted("shares memory with {}", other.name), "memory of its own");
+}
+
+void s07_own_addresses(Context& c) {
+  const std::vector<NamedTensor> targets = written(c);
+  for (const NamedTensor& t : targets) {
     if (!well_formed(*t.tensor) || strides_nest(*t.tensor)) continue;
     c.report.add(S07, t.name, {}, to_string(*t.tensor), "an address of its own for every element");
   }
-  if (placed(c.cache.k) && placed(c.cache.v) && may_overlap(c.cache.k, c.cache.v))
-    c.report.add(S07, "cache.v", {}, "shares memory with cache.k", "memory of its own");
+  for (std::size_t i = 0; i < targets.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j) no_overlap(c, S07, targets[i], targets[j]);
 }
 
 void s08_no_overlap(Context& c) {
-  const NamedTensor inputs[] = {{"key", &c.batch.key},
-                                {"value", &c.batch.value},
-                                {"slot_mapping", &c.batch.slot_mapping},
-                                {"k_scale", &c.cache.k_scale},
-                                {"v_scale", &c.cache.v_scale}};
-  const NamedTensor sides[] = {{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
-  const bool side_placed[] = {placed(c.cache.k), placed(c.cache.v)};
-  for (const NamedTensor& input : inputs) {
-    if (!placed(*input.tensor)) continue;
-    for (int s = 0; s < 2; ++s) {
-      if (!side_placed[s] || !may_overlap(*sides[s].tensor, *input.tensor)) continue;
-      c.report.add(S08, sides[s].name, {}, formatted("shares memory with {}", input.name), "memory of its own");
-    }
-  }
+  std::vector<NamedTensor> inputs{{"key", &c.batch.key}, {"value", &c.batch.value}, {"slot_mapping", &c.batch.slot_mapping}};
+  if (c.cache.k_scale.rank != 3) inputs.push_back({"k_scale", &c.cache.k_scale});
+  if (c.cache.v_scale.rank != 3) inputs.push_back({"v_scale", &c.cache.v_scale});
+  for (const NamedTensor& input : inputs)
+    for (const NamedTensor& target : written(c)) no_overlap(c, S08, target, input);
 }
 
 }  // namespace
@@ -230,7 +237,7 @@ void apply_append_rules(Context& c) {
   s06_row_dtype(c, {"key", &c.batch.key});
   s06_row_dtype(c, {"value", &c.batch.value});
   s06_one_dtype(c);
-  s07_cache_own_addresses(c);
+  s07_own_addresses(c);
   s08_no_overlap(c);
 }
 

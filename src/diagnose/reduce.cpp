@@ -8,6 +8,7 @@
 
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
+#include "semantics/ceil_div.h"
 
 namespace quire {
 namespace {
@@ -86,8 +87,8 @@ class Cut {
     out.cache = c_.cache;
     out.cache.k = gather(out, c_.cache.k, pages_);
     out.cache.v = gather(out, c_.cache.v, pages_);
-    out.cache.k_scale = all(out, c_.cache.k_scale);
-    out.cache.v_scale = all(out, c_.cache.v_scale);
+    out.cache.k_scale = scale_of_pages(out, c_.cache.k_scale);
+    out.cache.v_scale = scale_of_pages(out, c_.cache.v_scale);
     out.batch.q_scale = all(out, b.q_scale);
     out.batch.output_scale = all(out, b.output_scale);
     out.batch.query = gather(out, b.query, tokens_);
@@ -101,6 +102,10 @@ class Cut {
     out.batch.causal = gather(out, b.causal, requests_);
     out.batch.q_begin = gather(out, b.q_begin, requests_);
     out.batch.key_begin = gather(out, b.key_begin, requests_);
+    out.batch.spans = gather(out, b.spans, requests_);
+    out.batch.prefix_lens = gather(out, b.prefix_lens, requests_);
+    out.batch.tree_mask = gather(out, b.tree_mask, tokens_);
+    out.batch.tree_lens = gather(out, b.tree_lens, requests_);
     out.batch.query_start_loc = starts(out);
     out.batch.block_table = table(out);
     out.observed = gather(out, c_.observed, tokens_);
@@ -115,11 +120,16 @@ class Cut {
   /// the window count, because faults read there.
   std::int64_t pages_of(std::int64_t r) const {
     const std::int64_t cached = f_.query_len(r) > 0 ? f_.cached_lens[Facts::at(r)] : 0;
-    return std::min((cached + f_.page_size - 1) / f_.page_size, f_.max_pages_per_req);
+    return std::min(semantics::ceil_div(cached, f_.page_size), f_.max_pages_per_req);
   }
 
   /// An entry left of the window may be none, and leads out of the cache.
   bool is_page(std::int64_t id) const { return id >= 0 && id < f_.num_pages; }
+
+  /// A scale for each token goes with its page.
+  Tensor scale_of_pages(Case& out, const Tensor& scale) const {
+    return scale.rank == 3 ? gather(out, scale, pages_) : all(out, scale);
+  }
 
   static Tensor all(Case& out, const Tensor& t) {
     if (!t.present() || t.rank == 0) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "faults/visible.h"
 #include "semantics/dtype.h"
 
 namespace quire::faults_detail {
@@ -47,6 +48,7 @@ Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
 }
 
 void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) {
+  if (f.has_shapes) return keys_by(f, shapes_of(f), row, keys);
   append_keys(f.first_key(row.q_pos), std::min(f.last_key(row.q_pos, row.causal), row.seq_len - 1), keys);
 }
 
@@ -66,6 +68,12 @@ Place true_place(const Facts& f, const Model& m, const Row& row, std::int64_t po
 double true_scale(const Facts& f, Side side, const Place& place, std::int64_t head) {
   const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
   if (place.kind != Place::Kind::cache || !t.present()) return 1;
+  if (t.rank == 3) {
+    const bool inside = place.page >= 0 && place.page < t.shape[0] && place.offset >= 0 && place.offset < t.shape[1] &&
+                        head >= 0 && head < t.shape[2];
+    if (!inside) return kModelNaN;
+    return semantics::load(t.data, t.dtype, place.page * t.stride[0] + place.offset * t.stride[1] + head * t.stride[2]);
+  }
   const bool of_head = t.rank == 1 && t.shape[0] > 1;
   if (of_head && (head < 0 || head >= t.shape[0])) return kModelNaN;
   return semantics::load(t.data, t.dtype, of_head ? head * t.stride[0] : 0);
@@ -252,7 +260,20 @@ Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cac
     const auto* flags = static_cast<const std::uint8_t*>(b.causal.data);
     causal.push_back(b.causal.present() ? flags[r * b.causal.stride[0]] != 0 : o.causal);
   }
-  has_masks = !causal_at_end();
+  has_shapes = o.attention_chunk || has_prefix() || b.spans.present() || b.tree_mask.present();
+  prefix_lens = b.prefix_lens.present() ? indices(b.prefix_lens) : std::vector(seq_lens.size(), o.prefix_len.value_or(0));
+  tree_lens = b.tree_lens.present() ? indices(b.tree_lens) : std::vector<std::int64_t>(seq_lens.size(), 0);
+  spans.resize(seq_lens.size());
+  for (std::int64_t r = 0; b.spans.present() && r < num_reqs; ++r)
+    for (std::int64_t i = 0; i < b.spans.shape[1]; ++i)
+      if (const Span span = span_of(b, r, i); span.begin < span.end) spans[at(r)].push_back(span);
+  has_masks = !causal_at_end() || has_shapes;
+}
+
+bool Facts::tree_bit(std::int64_t token, std::int64_t bit) const {
+  const Tensor& t = batch.tree_mask;
+  if (token < 0 || token >= t.shape[0] || bit < 0 || bit >= 8 * t.shape[1]) return false;
+  return (static_cast<const std::uint8_t*>(t.data)[token * t.stride[0] + bit / 8 * t.stride[1]] >> (bit % 8) & 1) != 0;
 }
 
 std::int64_t Facts::req_of(std::int64_t token) const {
@@ -282,16 +303,22 @@ std::int64_t Facts::max_query_len() const {
 std::int64_t Facts::max_seq_len() const { return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end()); }
 
 std::int64_t Facts::first_key(std::int64_t q_pos) const {
-  return windowed() ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
+  return windowed() && !has_shapes ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
 }
 
 std::int64_t Facts::last_key(std::int64_t q_pos, bool is_causal) const {
-  if (is_causal) return q_pos;
   constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  if (has_shapes) return q_pos + kFar;
+  if (is_causal) return q_pos;
   return q_pos + std::min(options.window_right.value_or(kFar), kFar);
 }
 
 std::int64_t Facts::num_visible(std::int64_t req, std::int64_t q_pos) const {
+  if (has_shapes) {
+    std::vector<Key> keys;
+    true_keys(*this, true_row(*this, query_start_loc[at(req)] + q_pos - first_position(req), 0), keys);
+    return static_cast<std::int64_t>(keys.size());
+  }
   const std::int64_t last = std::min(last_key(q_pos, causal[at(req)]), seq_lens[at(req)] - 1);
   return std::max<std::int64_t>(0, last - first_key(q_pos) + 1);
 }
@@ -313,16 +340,17 @@ double largest(std::span<const double> scores, double sink) {
   return max;
 }
 
-/// The value of every code of an fp8 type.
-static const std::array<double, 256>& fp8_values(DType dtype) {
+/// The value of every code of a type of 8 bits.
+static const std::array<double, 256>& code_values(DType dtype) {
   static const auto tables = [] {
-    std::array<std::array<double, 256>, 4> all{};
+    std::array<std::array<double, 256>, 5> all{};
     for (std::size_t code = 0; code < 256; ++code) {
       const auto byte = static_cast<std::uint8_t>(code);
       all[0][code] = semantics::fp8_decode<semantics::E4m3fn>(byte);
       all[1][code] = semantics::fp8_decode<semantics::E4m3fnuz>(byte);
       all[2][code] = semantics::fp8_decode<semantics::E5m2>(byte);
       all[3][code] = semantics::fp8_decode<semantics::E5m2fnuz>(byte);
+      all[4][code] = static_cast<std::int8_t>(byte);
     }
     return all;
   }();
@@ -330,7 +358,8 @@ static const std::array<double, 256>& fp8_values(DType dtype) {
     case DType::fp8_e4m3fn: return tables[0];
     case DType::fp8_e4m3fnuz: return tables[1];
     case DType::fp8_e5m2: return tables[2];
-    default: return tables[3];
+    case DType::fp8_e5m2fnuz: return tables[3];
+    default: return tables[4];
   }
 }
 
@@ -360,7 +389,7 @@ static void decode_each(DType dtype, const void* data, std::size_t count, At&& a
     case DType::bf16: return decode([] { return DType::bf16; });
     default: break;
   }
-  const std::array<double, 256>& values_of = fp8_values(dtype);
+  const std::array<double, 256>& values_of = code_values(dtype);
   for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at(i)]];
 }
 

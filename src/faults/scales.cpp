@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// k_scale and v_scale: real value = stored value * scale, for cached tokens only.
+// k_scale and v_scale: real value = stored value * scale, for cached tokens only. A scale is that of the tensor, of a KV head, or
+// of a token and KV head.
 #include <cmath>
+#include <functional>
+#include <memory>
 
 #include "faults/families.h"
 #include "text/formatted.h"
@@ -8,82 +11,183 @@
 namespace quire::faults_detail {
 namespace {
 
-const char* tensor(Side side) { return side == Side::key ? "k_scale" : "v_scale"; }
+const char* name_of(Side side) { return side == Side::key ? "k_scale" : "v_scale"; }
 
-double scale(const Facts& f, Side side, std::int64_t head) { return Model(f).scale(side, Place{}, head); }
+const Tensor& tensor(const Facts& f, Side side) { return side == Side::key ? f.cache.k_scale : f.cache.v_scale; }
+bool of_tokens(const Facts& f, Side side) { return tensor(f, side).rank == 3; }
 
-/// Does a scale that is `wrong(side, head)` differ from the right one anywhere where it matters?
-bool differs(const Facts& f, Side side, const std::function<double(Side, std::int64_t)>& wrong) {
-  if (!any_cached(f) || (side == Side::key && !scores_matter(f))) return false;
-  for (std::int64_t h = 0; h < f.num_kv_heads; ++h)
-    if (std::fabs(wrong(side, h) / scale(f, side, h) - 1) > 0.02) return true;
-  return false;
+/// The scale that a fault takes for that of a place.
+using Wrong = std::function<double(const Model& truth, Side, const Place&, std::int64_t head)>;
+
+/// Calls visit(place, head) for cached tokens that some row takes, in every KV head; for kMost tokens at most.
+template <typename Visit>
+void for_each_cached(const Facts& f, const Model& truth, Visit&& visit) {
+  constexpr std::int64_t kMost = 4096;
+  std::int64_t seen = 0;
+  for (std::int64_t r = 0; r < f.num_reqs; ++r) {
+    const Range range = cached_range(f, r);
+    if (range.empty()) continue;
+    const Row row = truth.row(f.query_start_loc[Facts::at(r)], 0);
+    for (std::int64_t k = range.first; k <= range.last && seen < kMost; ++k, ++seen)
+      for (std::int64_t h = 0; h < f.num_kv_heads; ++h) visit(truth.place(truth, row, Side::key, k), h);
+  }
 }
 
-std::function<void(Model&)> replaced(std::function<double(Side, std::int64_t)> wrong, bool key, bool value) {
-  return [wrong = std::move(wrong), key, value](Model& m) {
-    m.scale = [wrong, key, value, before = m.scale](Side side, const Place& place, std::int64_t head) {
+/// Does a wrong scale differ from the right one where it matters? One head is enough where heads have scales; of tokens, a
+/// quarter, plainly.
+bool differs(const Facts& f, Side side, const Wrong& wrong) {
+  if (!any_cached(f) || (side == Side::key && !scores_matter(f))) return false;
+  const Model truth(f);
+  const auto off = [&](const Place& place, std::int64_t h) {
+    return std::fabs(wrong(truth, side, place, h) / truth.scale(side, place, h) - 1);
+  };
+  std::int64_t all = 0, plainly = 0;
+  bool any = false;
+  for_each_cached(f, truth, [&](const Place& place, std::int64_t h) {
+    const double error = off(place, h);
+    any = any || !(error <= 0.02);  // NaN differs
+    plainly += error <= 0.2 ? 0 : 1;
+    ++all;
+  });
+  const bool tokens = of_tokens(f, Side::key) || of_tokens(f, Side::value);
+  return tokens ? 4 * plainly > all : any;
+}
+
+std::function<void(Model&)> replaced(const Facts& f, const Wrong& wrong, bool key, bool value) {
+  return [&f, wrong, key, value](Model& m) {
+    m.scale = [truth = std::make_shared<Model>(f), wrong, key, value, before = m.scale](Side side, const Place& place,
+                                                                                        std::int64_t head) {
       const bool changes = place.kind == Place::Kind::cache && (side == Side::key ? key : value);
-      return changes ? wrong(side, head) : before(side, place, head);
+      return changes ? wrong(*truth, side, place, head) : before(side, place, head);
     };
   };
 }
 
+double one_everywhere(const Model&, Side, const Place&, std::int64_t) { return 1; }
+
 Suspects dropped(const Evidence& e, Side side) {
   const Facts& f = e.facts;
-  const auto wrong = [](Side, std::int64_t) { return 1.0; };
-  const Tensor& t = side == Side::key ? f.cache.k_scale : f.cache.v_scale;
-  if (!t.present()) return cannot_show(formatted("there is no {}", tensor(side)));
-  if (!differs(f, side, wrong)) return cannot_show(formatted("{} is 1, or nothing that it scales matters", tensor(side)));
-  return one(replaced(wrong, side == Side::key, side == Side::value));
+  if (!tensor(f, side).present()) return cannot_show(formatted("there is no {}", name_of(side)));
+  if (!differs(f, side, one_everywhere))
+    return cannot_show(formatted("{} is 1, or nothing that it scales matters", name_of(side)));
+  return one(replaced(f, one_everywhere, side == Side::key, side == Side::value));
 }
 Suspects k_dropped(const Evidence& e) { return dropped(e, Side::key); }
 Suspects v_dropped(const Evidence& e) { return dropped(e, Side::value); }
 
 /// Suspects with a wrong scale of K and V, of K alone and of V alone, as far as each changes a value.
-Suspects either(const Evidence& e, const std::function<double(Side, std::int64_t)>& wrong, const char* why_not) {
-  const bool k = differs(e.facts, Side::key, wrong), v = differs(e.facts, Side::value, wrong);
+Suspects either(const Evidence& e, const Wrong& wrong, const char* why_not) {
+  const Facts& f = e.facts;
+  const bool k = differs(f, Side::key, wrong), v = differs(f, Side::value, wrong);
   Suspects s;
-  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(wrong, /*key=*/true, /*value=*/true), false});
-  if (k) s.list.push_back({"k_scale", replaced(wrong, /*key=*/true, /*value=*/false), false});
-  if (v) s.list.push_back({"v_scale", replaced(wrong, /*key=*/false, /*value=*/true), false});
+  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true), false});
+  if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false), false});
+  if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true), false});
   if (s.list.empty()) s.why_not = why_not;
   return s;
 }
 
 Suspects swapped_scales(const Evidence& e) {
-  const Facts* f = &e.facts;
-  const auto wrong = [f](Side side, std::int64_t h) { return scale(*f, side == Side::key ? Side::value : Side::key, h); };
-  if (!differs(*f, Side::key, wrong) && !differs(*f, Side::value, wrong)) return cannot_show("k_scale and v_scale are the same");
-  return one(replaced(wrong, /*key=*/true, /*value=*/true));
+  const Wrong wrong = [](const Model& truth, Side side, const Place& place, std::int64_t h) {
+    return truth.scale(side == Side::key ? Side::value : Side::key, place, h);
+  };
+  if (!differs(e.facts, Side::key, wrong) && !differs(e.facts, Side::value, wrong))
+    return cannot_show("k_scale and v_scale are the same");
+  return one(replaced(e.facts, wrong, /*key=*/true, /*value=*/true));
 }
 
 Suspects first_head(const Evidence& e) {
-  return either(e, [f = &e.facts](Side side, std::int64_t) { return scale(*f, side, 0); }, "no scale differs from head to head");
+  return either(
+      e, [](const Model& truth, Side side, const Place& place, std::int64_t) { return truth.scale(side, place, 0); },
+      "no scale differs from head to head");
 }
 
 Suspects inverted(const Evidence& e) {
-  return either(e, [f = &e.facts](Side side, std::int64_t h) { return 1 / scale(*f, side, h); }, "all scales are 1");
+  return either(
+      e, [](const Model& truth, Side side, const Place& place, std::int64_t h) { return 1 / truth.scale(side, place, h); },
+      "all scales are 1");
 }
 
 Suspects twice(const Evidence& e) {
   return either(
       e,
-      [f = &e.facts](Side side, std::int64_t h) {
-        const double s = scale(*f, side, h);
-        return s * s;
+      [](const Model& truth, Side side, const Place& place, std::int64_t h) {
+        return truth.scale(side, place, h) * truth.scale(side, place, h);
       },
       "all scales are 1");
 }
 
+/// A wrong place of scales that tokens have; other scales have none. Slots that nobody wrote may hold NaN, which shows.
+Suspects elsewhere(const Evidence& e, const char* why_not, const Wrong& scale) {
+  const Facts* f = &e.facts;
+  if (!of_tokens(*f, Side::key) && !of_tokens(*f, Side::value)) return cannot_show("tokens have no scales of their own");
+  return either(
+      e,
+      [f, scale](const Model& truth, Side side, const Place& place, std::int64_t h) {
+        return of_tokens(*f, side) ? scale(truth, side, place, h) : truth.scale(side, place, h);
+      },
+      why_not);
+}
+
+Suspects of_next_token(const Evidence& e) {
+  return elsewhere(e, "neighbouring tokens have the same scales",
+                   [size = e.facts.page_size](const Model& truth, Side side, Place place, std::int64_t h) {
+                     place.offset = place.offset > 0 ? place.offset - 1 : size - 1;
+                     return truth.scale(side, place, h);
+                   });
+}
+
+Suspects of_first_of_page(const Evidence& e) {
+  return elsewhere(e, "all tokens of a page have the same scales",
+                   [](const Model& truth, Side side, Place place, std::int64_t h) {
+                     place.offset = 0;
+                     return truth.scale(side, place, h);
+                   });
+}
+
+Suspects of_first_page(const Evidence& e) {
+  return elsewhere(e, "all pages have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
+    place.page = truth.facts->page(truth.facts->req_of(0), 0);
+    return truth.scale(side, place, h);
+  });
+}
+
+/// [page_size, num_kv_heads] of a page read as [num_kv_heads, page_size].
+Suspects scales_transposed(const Evidence& e) {
+  return elsewhere(
+      e, "heads or tokens of a page have the same scales",
+      [size = e.facts.page_size, heads = e.facts.num_kv_heads](const Model& truth, Side side, Place place, std::int64_t h) {
+        const std::int64_t element = h * size + place.offset;
+        place.offset = element / heads;
+        return truth.scale(side, place, element % heads);
+      });
+}
+
+/// What a cache with one scale for all tokens would do.
+Suspects of_any_token(const Evidence& e) {
+  Place last;
+  std::int64_t found = 0;
+  for_each_cached(e.facts, Model(e.facts), [&](const Place& place, std::int64_t) { last = place, ++found; });
+  if (found == 0) return cannot_show("no row reads the cache");
+  return elsewhere(e, "all tokens have the same scales",
+                   [last](const Model& truth, Side side, const Place&, std::int64_t h) { return truth.scale(side, last, h); });
+}
+
+Suspects of_keys(const Evidence& e) {
+  return elsewhere(e, "k_scale and v_scale are the same",
+                   [](const Model& truth, Side, const Place& place, std::int64_t h) { return truth.scale(Side::key, place, h); });
+}
+
 Suspects on_new_rows(const Evidence& e) {
   const Facts* f = &e.facts;
-  const auto unit = [](Side, std::int64_t) { return 1.0; };
   if (!any_new_row(*f)) return cannot_show("every key comes from the cache");
-  if (!differs(*f, Side::key, unit) && !differs(*f, Side::value, unit)) return cannot_show("all scales are 1");
+  if (of_tokens(*f, Side::key) || of_tokens(*f, Side::value))
+    return cannot_show("scales belong to slots, and new rows have none");
+  if (!differs(*f, Side::key, one_everywhere) && !differs(*f, Side::value, one_everywhere))
+    return cannot_show("all scales are 1");
   return one([f](Model& m) {
-    m.scale = [f, before = m.scale](Side side, const Place& place, std::int64_t head) {
-      return place.kind == Place::Kind::new_row ? scale(*f, side, head) : before(side, place, head);
+    m.scale = [truth = std::make_shared<Model>(*f), before = m.scale](Side side, const Place& place, std::int64_t head) {
+      return place.kind == Place::Kind::new_row ? truth->scale(side, Place{}, head) : before(side, place, head);
     };
   });
 }
@@ -106,6 +210,21 @@ void add_scales(std::vector<Fault>& list) {
   add("scales_applied_twice", "applies the cache scales twice", "", "scale the elements, or scores and output, not both", twice);
   add("scales_on_new_rows", "applies the cache scales to key / value rows too", "", "key and value hold real values, unscaled",
       on_new_rows);
+  const auto add_of_token = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "token_scales", text, "", next}, Rank::mistake, suspects});
+  };
+  const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";
+  add_of_token("token_scale_of_neighbour", "uses the scale of the token before", kSlot, of_next_token);
+  add_of_token("token_scale_of_page_start", "uses the scale of the first token of a page for all of its tokens", kSlot,
+               of_first_of_page);
+  add_of_token("token_scales_of_first_page", "reads the scales of the first page for every page",
+               "look for a kernel that forgets the page's stride in the scales", of_first_page);
+  add_of_token("token_scales_transposed", "reads scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]",
+               "pass the strides of the scales; they need not be those of the cache's layout", scales_transposed);
+  add_of_token("one_token_scale_for_all", "uses the scale of the newest token for every token",
+               "look for a cache with one scale that append overwrites", of_any_token);
+  add_of_token("token_scales_of_keys", "uses the scales of keys for values",
+               "compare the order of arguments at the call with the declaration", of_keys);
 }
 
 }  // namespace quire::faults_detail

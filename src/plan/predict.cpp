@@ -31,7 +31,7 @@ const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, con
   const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
-    if (costs.device != &device || costs.role != list.role || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
+    if (costs.device != &device || costs.role != list.role || costs.fp8 != is_code(problem.kv_dtype)) continue;
     if (costs.head_dim == problem.head_dim) return &costs;
     if (costs.head_dim == 0 && !own_tiles) any = &costs;
   }

@@ -12,6 +12,7 @@
 
 #include "pool/cache_memory.h"
 #include "pool/prefix_index.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -77,7 +78,7 @@ std::optional<std::int64_t> layer_bytes(const PagePoolOptions& o) {
   }
   constexpr std::int64_t kUnit = pool::kHugePageBytes;
   if (bytes > kMost - kUnit) return std::nullopt;
-  bytes = (bytes + kUnit - 1) / kUnit * kUnit;
+  bytes = semantics::round_up(bytes, kUnit);
   if (bytes > kMost / o.cache.num_layers) return std::nullopt;
   return bytes;
 }
@@ -93,8 +94,8 @@ Status validate_cache(const PagePoolOptions& o) {
     return bad(formatted("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
   if (c.num_kv_heads < 1) return bad(formatted("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
   if (c.head_dim < 1) return bad(formatted("PagePool cache.head_dim: {}, expected at least 1", c.head_dim));
-  if (!is_floating(c.dtype))
-    return bad(formatted("PagePool cache.dtype: {}, expected f32, f16, bf16 or an fp8 format", name(c.dtype)));
+  if (!is_cached(c.dtype))
+    return bad(formatted("PagePool cache.dtype: {}, expected f32, f16, bf16, an fp8 format or i8", name(c.dtype)));
   if (!layer_bytes(o)) return bad("PagePool cache: the sizes multiply to more bytes than can be addressed");
   return {};
 }

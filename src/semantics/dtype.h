@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and writing one element of any floating type as f32. Decoding is exact; encoding rounds to nearest even.
+// Reading and writing one element of any floating type, or i8, as f32. Decoding is exact; encoding rounds to nearest even.
 //
-// f16 and bf16 stores follow IEEE 754 (overflow gives infinity); fp8 stores saturate (see fp8.h). NaN stays NaN everywhere.
+// f16 and bf16 stores follow IEEE 754 (overflow gives infinity); fp8 stores saturate (see fp8.h), and i8 stores do. NaN stays NaN
+// in every type but i8.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +49,15 @@ QUIRE_HD std::uint16_t f16_encode(float value) {
   return static_cast<std::uint16_t>(sign | (rounded - (112u << 10)));
 }
 
-/// Element `index` of `data`, which holds floating elements of type `dtype`.
+/// The nearest integer in [-127, 127], ties to even; 0 for NaN, which i8 has no code for. -128 is read, and never written.
+QUIRE_HD std::int8_t i8_encode(float value) {
+  constexpr float kIntegers = 12582912.0f;  // 1.5 * 2^23: sums with it are rounded to whole numbers
+  if (value != value) return 0;
+  const float clamped = value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value;
+  return static_cast<std::int8_t>(static_cast<std::int32_t>(float_to_bits(clamped + kIntegers) - float_to_bits(kIntegers)));
+}
+
+/// Element `index` of `data`, which holds elements of type `dtype`: floating, or i8.
 QUIRE_HD float load(const void* data, DType dtype, std::int64_t index) {
   const auto* bytes = static_cast<const std::uint8_t*>(data);
   const auto* words = static_cast<const std::uint16_t*>(data);
@@ -60,6 +69,7 @@ QUIRE_HD float load(const void* data, DType dtype, std::int64_t index) {
     case DType::fp8_e4m3fnuz: return fp8_decode<E4m3fnuz>(bytes[index]);
     case DType::fp8_e5m2: return fp8_decode<E5m2>(bytes[index]);
     case DType::fp8_e5m2fnuz: return fp8_decode<E5m2fnuz>(bytes[index]);
+    case DType::i8: return static_cast<float>(static_cast<const std::int8_t*>(data)[index]);
     default: return bits_to_float(0x7FC00000u);
   }
 }
@@ -75,6 +85,7 @@ QUIRE_HD void store(void* data, DType dtype, std::int64_t index, float value) {
     case DType::fp8_e4m3fnuz: bytes[index] = fp8_encode<E4m3fnuz>(value); break;
     case DType::fp8_e5m2: bytes[index] = fp8_encode<E5m2>(value); break;
     case DType::fp8_e5m2fnuz: bytes[index] = fp8_encode<E5m2fnuz>(value); break;
+    case DType::i8: bytes[index] = static_cast<std::uint8_t>(i8_encode(value)); break;
     default: break;
   }
 }

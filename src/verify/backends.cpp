@@ -86,6 +86,7 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   target.masks = true;
   target.v_head_dim = true;
   target.eight_bit_rows = true;
+  target.token_scales = true;
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
   return target;
@@ -123,6 +124,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   target.masks = true;
   target.v_head_dim = true;
   target.eight_bit_rows = true;
+  target.token_scales = true;
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
   target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},

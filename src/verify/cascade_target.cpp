@@ -60,6 +60,7 @@ Target target_of(const std::string& name, AttendCase attend) {
   target.masks = true;
   target.v_head_dim = true;
   target.eight_bit_rows = true;
+  target.token_scales = true;
   return target;
 }
 

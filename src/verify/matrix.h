@@ -18,7 +18,7 @@ namespace quire::verify_detail {
 /// Change of a made case, for hazards that lie in the values rather than in the shape.
 enum class Special {
   none,
-  every_fp8_code,         ///< every finite code of the cache's type occurs in K and V
+  every_fp8_code,         ///< every finite code of the cache's type, which is i8 or an fp8 format, occurs in K and V
   minus_infinite_scores,  ///< every key of request 0 has the score -inf
   nan_in_a_key,           ///< one visible key of request 0 holds NaN: its rows are NaN and no others
   huge_offsets,           ///< pages whose element offsets need more than 32 bits, in a sparse mapping
@@ -80,6 +80,10 @@ std::vector<Entry> type_matrix(const AskedTypes& asked);
 /// taken, because the others do not tell the type of outputs.
 std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick);
 
+/// Entries with caches of i8 and with scales of tokens, over several shapes. Empty if types are asked for, which do not tell the
+/// form of scales.
+std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick);
+
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);
 
@@ -90,8 +94,13 @@ std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 /// Whether a problem has a query or an output of fp8_e4m3fn (decision 20).
 inline bool has_eight_bit_rows(const Problem& p) { return is_fp8(p.q_dtype) || is_fp8(p.out_dtype()); }
 
+/// Whether a problem has a cache of i8, or scales of tokens (decision 33).
+inline bool has_own_scales(const Problem& p) { return p.kv_dtype == DType::i8 || p.has_token_scales(); }
+
 /// Whether a problem has a request that is not causal, or a q_begin or key_begin (decision 23).
 inline bool has_masks(const Problem& p) { return !p.is_causal_at_end() || p.has_key_begin; }
+/// Drops chunks, prefixes, spans and trees.
+void remove_shapes(Problem& p);
 /// Makes every request causal, with its rows at the end of its keys.
 void remove_masks(Problem& p);
 

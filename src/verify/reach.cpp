@@ -9,12 +9,12 @@
 namespace quire::verify_detail {
 namespace {
 
-constexpr const char* kForms[] = {"none", "tensor", "head"};
+constexpr const char* kForms[] = {"none", "tensor", "head", "token"};
 
 /// Returns every value that a type, layout, form or index may have, by the names of Reach::add().
 std::vector<std::string> all_values() {
   std::vector<std::string> all;
-  for (const char* cache : {"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"})
+  for (const char* cache : {"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8"})
     for (const char* query : {"f32", "f16", "bf16"})
       if (std::string(cache) != "f32" || std::string(query) == "f32") all.push_back(formatted("{} over {}", query, cache));
   for (const char* layout : {"nhd", "hnd", "packed"}) all.push_back(formatted("layout {}", layout));
@@ -38,6 +38,11 @@ constexpr const char* kOptions[] = {"sliding_window",
                                     "q_begin",
                                     "key_begin",
                                     "window_right",
+                                    "attention_chunk",
+                                    "a visible prefix",
+                                    "spans",
+                                    "spans beyond the window",
+                                    "trees",
                                     "a head_dim of V's own",
                                     "V in K's rows"};
 
@@ -88,6 +93,11 @@ void ReachCount::add(const ProblemLine& line) {
                           p.has_q_begin,
                           p.has_key_begin,
                           p.window_right.has_value(),
+                          p.attention_chunk.has_value(),
+                          p.has_prefix,
+                          p.has_spans,
+                          p.spans_beyond_window,
+                          p.has_tree,
                           !p.has_equal_dims(),
                           line.latent};
   static_assert(std::size(present) == std::size(kOptions));

@@ -130,6 +130,11 @@ void drop_eight_bit_rows(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
 }
 
+/// Drops caches of i8 and scales of tokens.
+void drop_own_scales(std::vector<Entry>& entries) {
+  std::erase_if(entries, [](const Entry& entry) { return has_own_scales(entry.line.problem); });
+}
+
 Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   if (Status s = check_names_of(options); !s.ok()) return s;
   Suite suite;
@@ -139,6 +144,7 @@ Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   if (!target.masks) drop_masks(suite.entries);
   if (!target.v_head_dim) drop_own_v(suite.entries);
   if (!target.eight_bit_rows && options.types.empty()) drop_eight_bit_rows(suite.entries);
+  if (!target.token_scales) drop_own_scales(suite.entries);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {

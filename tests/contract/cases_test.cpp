@@ -175,10 +175,10 @@ void add_cache_cases(Cases& cases) {
         b.cache.k = Tensor::contiguous(b.k.data(), DType::fp8_e4m3fn, 16, 2, 1, 4, 16);
         b.cache.v = Tensor::contiguous(b.v.data(), DType::fp8_e4m3fn, 16, 2, 16, 4);
       }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16 or an fp8 format",
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16, an fp8 format or i8",
                                [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
   cases.push_back(broken_batch(
-      "Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16 or an fp8 format; f32 needs a query of f32, which is bf16",
+      "Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format or i8; f32 needs a query of f32, which is bf16",
       [](B& b) {
         for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
         b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
@@ -259,11 +259,42 @@ void add_option_cases(Cases& cases) {
                                [](B& b) { b.options.alibi_slopes.shape[0] = 2; }));
   cases.push_back(broken_batch("Q-M35", "Q-M35 sinks: bf16 [4], expected f32 [4] = [num_q_heads]",
                                [](B& b) { b.options.sinks.dtype = DType::bf16; }));
-  cases.push_back(broken_batch("Q-M36", "Q-M36 k_scale: f32 [4], expected f32 scalar, [1] or [2] = [num_kv_heads]", [](B& b) {
-    b.cache.k_scale = Tensor::contiguous(b.alibi_slopes.data(), DType::f32, 4), b.depth = Depth::metadata;
+  cases.push_back(broken_batch(
+      "Q-M36",
+      "Q-M36 k_scale: f32 [4], expected f32 scalar, [1] or [2] = [num_kv_heads], or [num_pages, page_size, num_kv_heads]",
+      [](B& b) { b.cache.k_scale = Tensor::contiguous(b.alibi_slopes.data(), DType::f32, 4), b.depth = Depth::metadata; }));
+  cases.push_back(broken_append(
+      "Q-M36",
+      "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads], or [num_pages, page_size, num_kv_heads]",
+      [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+}
+
+void add_token_scale_cases(Cases& cases) {
+  cases.push_back(broken_batch(
+      "Q-M36", "Q-M36 k_scale: f32 [16, 2, 4], expected f32 [16, 4, 2] = [num_pages, page_size, num_kv_heads]", [](B& b) {
+        b.ask_for_token_scales();
+        std::swap(b.cache.k_scale.shape[1], b.cache.k_scale.shape[2]);
+        b.cache.k_scale.stride = {8, 4, 1};
+        b.depth = Depth::metadata;
+      }));
+  cases.push_back(broken_batch("Q-M50", "Q-M50 v_scale: absent, expected a scale of the i8 cache", [](B& b) {
+    b.ask_for_token_scales();
+    b.cache.v_scale = {};
   }));
-  cases.push_back(broken_append("Q-M36", "Q-M36 v_scale: f16 [2], expected f32 scalar, [1] or [2] = [num_kv_heads]",
-                                [](B& b) { b.cache.v_scale.dtype = DType::f16; }));
+  cases.push_back(broken_append("Q-M50", "Q-M50 k_scale: absent, expected a scale of the i8 cache", [](B& b) {
+    b.ask_for_token_scales();
+    b.cache.k_scale = {};
+  }));
+  cases.push_back(
+      broken_batch("Q-M51",
+                   "Q-M51 k_scale: three axes beside a cache of f32, expected scalar, [1] or [num_kv_heads], or a cache of "
+                   "i8 or an fp8 format",
+                   [](B& b) {
+                     b.ask_for_token_scales();
+                     b.cache.k = Tensor::contiguous(b.k.data(), DType::f32, B::kPages, B::kPage, B::kKvHeads, B::kDim);
+                     b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, B::kPages, B::kPage, B::kKvHeads, B::kDim);
+                     b.cache.v_scale = {};
+                   }));
 }
 
 void add_row_scale_cases(Cases& cases) {
@@ -427,6 +458,20 @@ void add_slot_cases(Cases& cases) {
   cases.push_back(broken_append(
       "Q-S07", "Q-S07 cache.k: f32 [16, 4, 2, 8] strides [0, 16, 8, 1], expected an address of its own for every element",
       [](B& b) { b.cache.k.stride[0] = 0; }));
+  cases.push_back(broken_append("Q-S07", "Q-S07 v_scale: shares memory with k_scale, expected memory of its own", [](B& b) {
+    b.ask_for_token_scales();
+    b.cache.v_scale.data = b.cache.k_scale.data;
+  }));
+  cases.push_back(broken_append(
+      "Q-S07", "Q-S07 k_scale: f32 [16, 4, 2] strides [8, 2, 0], expected an address of its own for every element", [](B& b) {
+        b.ask_for_token_scales();
+        b.cache.k_scale.stride[2] = 0;
+      }));
+  cases.push_back(broken_append("Q-S08", "Q-S08 k_scale: shares memory with key, expected memory of its own", [](B& b) {
+    b.ask_for_token_scales();
+    b.key.resize(b.k_token_scale.size());
+    b.batch.key = Tensor::contiguous(b.k_token_scale.data(), DType::f32, B::kTokens, B::kKvHeads, B::kDim);
+  }));
   cases.push_back(broken_append("Q-S08", "Q-S08 cache.k: shares memory with key, expected memory of its own",
                                 [](B& b) { b.batch.key.data = &b.k[64]; }));
 }
@@ -478,6 +523,18 @@ void add_content_cases(Cases& cases) {
                                [](B& b) { b.key.back() = -kInf; }));
   cases.push_back(broken_batch("Q-C05", "Q-C05 value[4][0][0]: nan in request 2 position 0, expected finite",
                                [](B& b) { b.value[4 * 16] = kNaN; }));
+  cases.push_back(broken_batch(
+      "Q-C07", "Q-C07 k_scale[3][1][1]: nan at position 5 of request 0 (page 3, offset 1, head 1), expected finite and > 0",
+      [](B& b) {
+        b.ask_for_token_scales();
+        b.k_token_scale[(3 * B::kPage + 1) * B::kKvHeads + 1] = kNaN;
+      }));
+  cases.push_back(broken_batch(
+      "Q-C07", "Q-C07 v_scale[8][0][0]: 0 at position 12 of request 1 (page 8, offset 0, head 0), expected finite and > 0",
+      [](B& b) {
+        b.ask_for_token_scales();
+        b.v_token_scale[8 * B::kPage * B::kKvHeads] = 0.0f;
+      }));
   cases.push_back(broken_merge("Q-C06", "Q-C06 lse_a[0][0]: inf, expected finite, or -inf for an empty side",
                                [](M& m) { m.weight_a[0] = kInf; }));
   cases.push_back(broken_merge("Q-C06", "Q-C06 lse_b[2][3]: nan, expected finite, or -inf for an empty side",
@@ -530,6 +587,56 @@ void add_mask_cases(Cases& cases) {
                    "Q-T21 cached_lens[2]: 0, expected seq_len = 1, which is less than query_len = 2 (rows of key would "
                    "stand for keys that are not there)",
                    [](B& b) { b.seq_lens[2] = 1; }));
+}
+
+/// broken_batch() with spans, prefix_lens, tree_mask and tree_lens.
+template <typename Edit>
+BrokenCase broken_shapes(const char* rule, const char* message, Edit edit) {
+  return broken_batch(rule, message, [edit](B& b) {
+    b.ask_for_shapes();
+    edit(b);
+  });
+}
+
+void add_shape_cases(Cases& cases) {
+  const auto add = [&](const char* rule, const char* message, auto edit) { cases.push_back(broken_shapes(rule, message, edit)); };
+  add("Q-V01", "Q-V01 attention_chunk: 0, expected >= 1, or absent for no chunks", [](B& b) { b.options.attention_chunk = 0; });
+  cases.push_back(broken_batch("Q-V02", "Q-V02 prefix_len: -1, expected >= 0, or absent for no prefix",
+                               [](B& b) { b.options.prefix_len = -1; }));
+  add("Q-V03", "Q-V03 prefix_len: options.prefix_len beside batch.prefix_lens, expected one of the two",
+      [](B& b) { b.options.prefix_len = 4; });
+  add("Q-V04", "Q-V04 spans: shape [8, 2], expected [4, max_spans, 2]",
+      [](B& b) { b.batch.spans = Tensor::contiguous(b.spans.data(), DType::i32, 8, 2); });
+  add("Q-V04", "Q-V04 spans: shape [2, 4, 2], expected [4, max_spans, 2]",
+      [](B& b) { b.batch.spans = Tensor::contiguous(b.spans.data(), DType::i32, 2, 4, 2); });
+  add("Q-V05", "Q-V05 tree_lens: absent, expected given beside tree_mask", [](B& b) { b.batch.tree_lens = {}; });
+  add("Q-V05", "Q-V05 tree_mask: u8 [3, 2], expected u8 [6, 1 to 32]",
+      [](B& b) { b.batch.tree_mask = Tensor::contiguous(b.tree_mask.data(), DType::u8, 3, 2); });
+  add("Q-V06",
+      "Q-V06 spans[0][1]: [5, 7), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[2] = 5; });
+  add("Q-V06",
+      "Q-V06 spans[1][1]: [3, 5), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[6] = 3, b.spans[7] = 5; });
+  add("Q-V06",
+      "Q-V06 spans[0][0]: [2, 1), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[1] = 1; });
+  add("Q-V07", "Q-V07 prefix_lens[1]: -4, expected >= 0", [](B& b) { b.prefix_lens[1] = -4; });
+  add("Q-V08", "Q-V08 tree_lens[2]: 3, expected in [0, 8]: the bits of a row, and at most seq_len = 2",
+      [](B& b) { b.tree_lens[2] = 3; });
+  add("Q-V08", "Q-V08 tree_lens[1]: 9, expected in [0, 8]: the bits of a row, and at most seq_len = 17",
+      [](B& b) { b.tree_lens[1] = 9; });
+  add("Q-V09",
+      "Q-V09 tree_mask[5]: bit 1 is 0, expected 1: the row's own key (bit b of a row is bit b % 8, counted from the "
+      "lowest, of byte b / 8)",
+      [](B& b) { b.tree_mask[5] = 1; });
+  add("Q-V10", "Q-V10 tree_mask[4]: bit 1 is 1, expected 0 behind bit 0, the row's own key, in a causal request",
+      [](B& b) { b.tree_mask[4] = 3; });
+  add("Q-M27", "Q-M27 spans: dtype f32, expected i32 or i64", [](B& b) { b.batch.spans.dtype = DType::f32; });
+  add("Q-M29", "Q-M29 tree_lens: shape [3], expected [4] = [num_reqs]", [](B& b) { b.batch.tree_lens.shape[0] = 3; });
 }
 
 void add_merge_cases(Cases& cases) {
@@ -611,6 +718,18 @@ void add_shard_cases(Cases& cases) {
                                [slots] { return slots(71, 72); }));
   cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[2]: -1 for position 2, expected a slot, because rank 0 holds it",
                                [slots] { return slots(-1, -1); }));
+  cases.push_back(broken_shard("Q-D07",
+                               "Q-D07 sliding_window: 4096, expected absent in a ring: it hides a part of another rank's block",
+                               [] { return check_prompts(Options{.sliding_window = 4096}, /*ring=*/true); }));
+  cases.push_back(broken_shard("Q-D07", "Q-D07 causal: false, expected true",
+                               [] { return check_prompts(Options{.causal = false}, /*ring=*/false); }));
+  cases.push_back(broken_shard("Q-D07", "Q-D07 window_right: 3, expected absent: rows see no later key",
+                               [] { return check_prompts(Options{.window_right = 3}, /*ring=*/false); }));
+  cases.push_back(broken_shard(
+      "Q-D07", "Q-D07 alibi_slopes: given, expected absent in a ring: a block's distance to the rows is in no call", [] {
+        static float slopes[] = {0.5F};
+        return check_prompts(Options{.alibi_slopes = Tensor::contiguous(slopes, DType::f32, 1)}, /*ring=*/true);
+      }));
 }
 
 /// Three requests of 20 keys of context in pages of four, whose first three pages are the same.
@@ -729,8 +848,10 @@ const std::vector<BrokenCase>& broken_cases() {
     add_index_cases(all);
     add_option_cases(all);
     add_row_scale_cases(all);
+    add_token_scale_cases(all);
     add_padding_cases(all);
     add_mask_cases(all);
+    add_shape_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);

@@ -622,5 +622,38 @@ TEST(Masks, TheLedgerKnowsWhereKeysBegin) {
   EXPECT_NE(findings.status().message().find("position"), std::string::npos);
 }
 
+/// Scales of slots that no row sees may hold anything; those in use, and scales inside of pages, are sound.
+TEST(TokenScales, BesideTheCacheAndInsideOfPages) {
+  SmallBatch b;
+  b.ask_for_token_scales();
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+  EXPECT_TRUE(b.check_append().ok()) << b.check_append().status().message();
+
+  // vLLM's rows: [K codes, K scale, V codes, V scale] of a token and KV head.
+  constexpr std::int64_t kRow = 2 * (SmallBatch::kDim + 4), kSlots = SmallBatch::kPages * SmallBatch::kPage;
+  std::vector<float> pages(static_cast<std::size_t>(kSlots * SmallBatch::kKvHeads * kRow / 4), 0.5f);
+  auto* bytes = reinterpret_cast<std::int8_t*>(pages.data());
+  KVCache& c = b.cache;
+  for (const auto& [codes, scale, at] : {std::tuple{&c.k, &c.k_scale, 0}, {&c.v, &c.v_scale, kRow / 2}}) {
+    codes->data = bytes + at;
+    codes->stride = {SmallBatch::kPage * SmallBatch::kKvHeads * kRow, SmallBatch::kKvHeads * kRow, kRow, 1};
+    scale->data = bytes + at + SmallBatch::kDim;
+    scale->stride = {codes->stride[0] / 4, codes->stride[1] / 4, kRow / 4};
+  }
+  EXPECT_TRUE(b.check_append().ok()) << b.check_append().status().message();
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+  c.k_scale.data = bytes + SmallBatch::kDim - 4;  // of the row's codes
+  EXPECT_EQ(b.check_append().items.front().message, "Q-S07 k_scale: shares memory with cache.k, expected memory of its own");
+}
+
+/// One scale of the tensor or the head serves an i8 cache, too.
+TEST(TokenScales, AnI8CacheMayHaveOtherScales) {
+  SmallBatch b;
+  b.ask_for_token_scales();
+  b.cache.k_scale = Tensor::contiguous(b.k_scale.data(), DType::f32, SmallBatch::kKvHeads);
+  b.cache.v_scale = Tensor::contiguous(b.v_scale.data(), DType::f32);
+  EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+}
+
 }  // namespace
 }  // namespace quire::test

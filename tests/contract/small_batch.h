@@ -36,11 +36,16 @@ class SmallBatch {
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
   std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
   std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
+  /// Not in the batch until ask_for_shapes(): request 0 has spans, 1 a prefix, 2 a tree of its two rows.
+  std::vector<std::int32_t> spans{2, 6, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, prefix_lens{0, 4, 0, 0}, tree_lens{0, 0, 2, 0};
+  std::vector<std::uint8_t> tree_mask{0, 0, 0, 0, 1, 2};
   std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
   std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
   std::vector<float> lse = std::vector<float>(kTokens * kHeads, kNaN);
   std::vector<float> k_scale{0.5f, 0.25f}, v_scale{2.0f, 1.0f};
+  std::vector<std::int8_t> k_codes, v_codes;  ///< not in the cache until ask_for_token_scales()
+  std::vector<float> k_token_scale, v_token_scale;
   std::vector<float> alibi_slopes{0.5f, -0.25f, 0.125f, 0.0f}, sinks{1.0f, -kInf, 0.0f, 3.0f};
 
   Batch batch;
@@ -90,6 +95,31 @@ class SmallBatch {
     batch.q_begin = Tensor::contiguous(q_begin.data(), DType::i32, kReqs);
     batch.key_begin = Tensor::contiguous(key_begin.data(), DType::i32, kReqs);
   }
+  /// spans, prefix_lens, tree_mask and tree_lens: the second row of request 2 does not see the first.
+  void ask_for_shapes() {
+    batch.spans = Tensor::contiguous(spans.data(), DType::i32, kReqs, 2, 2);
+    batch.prefix_lens = Tensor::contiguous(prefix_lens.data(), DType::i32, kReqs);
+    batch.tree_mask = Tensor::contiguous(tree_mask.data(), DType::u8, kTokens, 1);
+    batch.tree_lens = Tensor::contiguous(tree_lens.data(), DType::i32, kReqs);
+  }
+  /// A cache of i8 whose tokens have scales of their own: those of slots that hold a token; the others are NaN.
+  void ask_for_token_scales() {
+    for (auto& [codes, scales, real] : {std::tie(k_codes, k_token_scale, k), std::tie(v_codes, v_token_scale, v)}) {
+      const auto row = static_cast<std::size_t>(kDim);
+      codes.assign(real.size(), -128);
+      scales.assign(real.size() / row, kNaN);
+      for (std::size_t i = 0; i < real.size(); ++i) {
+        if (real[i] != real[i]) continue;
+        scales[i / row] = 0.01f * static_cast<float>(i / row % 7 + 1);
+        codes[i] = static_cast<std::int8_t>(real[i] * 20);
+      }
+    }
+    cache.k = Tensor::contiguous(k_codes.data(), DType::i8, kPages, kPage, kKvHeads, kDim);
+    cache.v = Tensor::contiguous(v_codes.data(), DType::i8, kPages, kPage, kKvHeads, kDim);
+    cache.k_scale = Tensor::contiguous(k_token_scale.data(), DType::f32, kPages, kPage, kKvHeads);
+    cache.v_scale = Tensor::contiguous(v_token_scale.data(), DType::f32, kPages, kPage, kKvHeads);
+  }
+
   /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.
   void drop_head_of_request_1() {
     ask_for_masks();

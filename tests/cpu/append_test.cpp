@@ -145,6 +145,91 @@ TEST(Append, ScalesPerTensorAndPerHead) {
   expect_appended(cache, key, value, slots, s, per_head, {0.25f, 0.25f, 0.25f});
 }
 
+/// The scale of a row by its definition, in double: the largest magnitude over the largest code, rounded to f32.
+float scale_by_definition(const Tensor& rows, std::int64_t token, std::int64_t head, float largest) {
+  double most = 0;
+  for (std::int64_t d = 0; d < rows.shape[2]; ++d)
+    most = std::max(most, std::fabs(static_cast<double>(semantics::load(rows.data, rows.dtype, offset(rows, {token, head, d})))));
+  return std::max(static_cast<float>(most / largest), 0x1p-126f);
+}
+
+float largest_of(DType stored) {
+  return stored == DType::i8 ? 127.0f : stored == DType::fp8_e4m3fn ? 448.0f : stored == DType::fp8_e4m3fnuz ? 240.0f : 57344.0f;
+}
+
+void expect_token_scales(const KVCache& c, const Tensor& key, const Tensor& value, const std::vector<std::int64_t>& slots,
+                         const Shape& s) {
+  for (std::size_t t = 0; t < slots.size(); ++t) {
+    if (slots[t] < 0) continue;
+    const std::int64_t page = slots[t] / s.page_size, at = slots[t] % s.page_size;
+    for (const auto& [rows, codes, scales, is_k] : {std::tuple{&key, &c.k, &c.k_scale, true}, {&value, &c.v, &c.v_scale, false}})
+      for (std::int64_t h = 0; h < s.heads; ++h) {
+        const float expected = scale_by_definition(*rows, static_cast<std::int64_t>(t), h, largest_of(codes->dtype));
+        const float scale = semantics::load(scales->data, DType::f32, offset(*scales, {page, at, h}));
+        ASSERT_EQ(scale, expected) << "token " << t << " head " << h;
+        for (std::int64_t d = 0; d < s.dim; ++d) {
+          const float x = semantics::load(rows->data, rows->dtype, offset(*rows, {static_cast<std::int64_t>(t), h, d}));
+          ASSERT_TRUE(same_code(*codes, element(c, *codes, is_k, page, h, at, d), x / scale))
+              << "token " << t << " head " << h << " dim " << d << ": " << x << " / " << scale;
+        }
+      }
+  }
+}
+
+TEST(Append, ScalesOfTokens) {
+  const Shape s;
+  for (CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
+    for (DType stored : {DType::i8, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz})
+      for (DType source : {DType::f32, DType::f16, DType::bf16})
+        for (bool gap : {false, true}) {
+          Storage storage;
+          KVCache cache = make_cache(storage, s, stored, layout, gap);
+          cache.k_scale = make_tensor(storage, DType::f32, {s.pages, s.page_size, s.heads}, gap);
+          cache.v_scale = make_tensor(storage, DType::f32, {s.pages, s.page_size, s.heads}, !gap);
+          const Tensor key = make_rows(storage, s, source, gap, 1), value = make_rows(storage, s, source, gap, 2);
+          for (std::int64_t d = 0; d < s.dim; ++d)
+            semantics::store(key.data, source, offset(key, {4, 0, d}), d % 2 ? 0.0f : -0.0f);
+          std::vector<std::int64_t> slots = shuffled_slots(s);
+          const Status status = append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size()));
+          ASSERT_TRUE(status.ok()) << status.message();
+          SCOPED_TRACE(testing::Message() << name(layout) << " " << name(stored) << " from " << name(source)
+                                          << (gap ? " strided" : ""));
+          expect_token_scales(cache, key, value, slots, s);
+          EXPECT_EQ(changed_elements(cache, cache.k, true, s, slots), 0);
+          EXPECT_EQ(changed_elements(cache, cache.v, false, s, slots), 0);
+        }
+}
+
+/// Every bf16 as the one element of a row, beside a small one: scales from the floor to the largest, and rows that are not
+/// finite.
+TEST(Append, ScalesOfEveryBf16) {
+  const Shape s{.tokens = 65536, .heads = 1, .dim = 2, .pages = 65536, .page_size = 1};
+  Storage storage;
+  KVCache cache = make_cache(storage, s, DType::i8, CacheLayout::nhd, /*gap=*/false);
+  cache.k_scale = make_tensor(storage, DType::f32, {s.pages, 1, 1}, /*gap=*/false);
+  cache.v_scale = make_tensor(storage, DType::f32, {s.pages, 1, 1}, /*gap=*/false);
+  const Tensor rows = make_tensor(storage, DType::bf16, {s.tokens, 1, 2}, /*gap=*/false);
+  std::vector<std::int64_t> slots(65536);
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    static_cast<std::uint16_t*>(rows.data)[2 * t] = static_cast<std::uint16_t>(t);
+    semantics::store(rows.data, DType::bf16, 2 * t + 1, 0x1p-120f);
+    slots[static_cast<std::size_t>(t)] = t;
+  }
+  ASSERT_TRUE(append(cache, rows, rows, Tensor::contiguous(slots.data(), DType::i64, s.tokens)).ok());
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    const float x = semantics::load(rows.data, DType::bf16, 2 * t), scale = static_cast<const float*>(cache.k_scale.data)[t];
+    const std::int8_t code = static_cast<const std::int8_t*>(cache.k.data)[2 * t];
+    if (!std::isfinite(x)) {
+      ASSERT_TRUE(std::isnan(scale)) << x;
+      continue;
+    }
+    ASSERT_EQ(scale, scale_by_definition(rows, t, 0, 127)) << x;
+    ASSERT_EQ(code, std::nearbyint(x / scale)) << x;
+    // A value is off by half a code, and by the roundings of scale and quotient.
+    ASSERT_LE(std::fabs(static_cast<double>(code) * scale - x), scale * 0.5001) << x;
+  }
+}
+
 TEST(Append, RowsWiderThanAnyThreadBlock) {
   for (const auto& [heads, dim] : {std::pair<std::int64_t, std::int64_t>{64, 128}, {40, 128}, {32, 256}, {1, 1}}) {
     const Shape s{.tokens = 3, .heads = heads, .dim = dim, .pages = 2, .page_size = 4};

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// append() turns rows into fp8 codes in loops without branches: every code is that of semantics::fp8_encode().
+// append() turns rows into 8-bit codes in loops without branches: every code is that of semantics::store().
 #include "backend/cpu/encode_rows.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -12,7 +13,7 @@
 namespace quire::test {
 namespace {
 
-constexpr DType kCodes[] = {DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz};
+constexpr DType kCodes[] = {DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz, DType::i8};
 
 /// Rows of `count` elements, which vectors do not divide; the first difference, or none.
 void compare(const void* from, DType type, std::int64_t count, float scale, DType code) {
@@ -39,6 +40,17 @@ TEST(EncodeRows, FloatsAtAndBesideEveryTie) {
   for (std::uint32_t upper = 0; upper < 1u << 14; ++upper)
     for (const std::uint32_t lower : {0u, 1u, 0x3FFFFu}) values.push_back(semantics::bits_to_float(upper << 18 | lower));
   for (const DType code : kCodes) compare(values.data(), DType::f32, static_cast<std::int64_t>(values.size()), 1.0f, code);
+}
+
+TEST(EncodeRows, IntegersAtAndBesideEveryTie) {
+  std::vector<float> values;
+  for (int twice = -300; twice <= 300; ++twice) {
+    const float tie = static_cast<float>(twice) / 2;
+    for (const float value : {std::nextafter(tie, -1e9f), tie, std::nextafter(tie, 1e9f)}) values.push_back(value);
+  }
+  for (const float value : {1e30f, -1e30f, INFINITY, -INFINITY, std::nanf(""), -std::nanf(""), 0.0f, -0.0f, 1e-40f})
+    values.push_back(value);
+  compare(values.data(), DType::f32, static_cast<std::int64_t>(values.size()), 1.0f, DType::i8);
 }
 
 TEST(EncodeRows, RandomFloatsAndScales) {

@@ -74,9 +74,11 @@ const std::vector<Trial>& trials() {
       int shown = 0;
       // Start at different geometries, so that all of them are used.
       const std::size_t shift = all.size();
-      const std::vector<Geometry>& some = fault.family == "positions"   ? masked_geometries()
-                                          : fault.family == "head_dims" ? own_v_geometries()
-                                                                        : geometries();
+      const std::vector<Geometry>& some = fault.family == "positions"      ? masked_geometries()
+                                          : fault.family == "head_dims"    ? own_v_geometries()
+                                          : fault.family == "token_scales" ? token_scale_geometries()
+                                          : fault.family == "shapes"       ? shaped_geometries()
+                                                                           : geometries();
       for (std::size_t i = 0; i < some.size() && shown < kGeometries; ++i) {
         Trial trial;
         const Geometry& geometry = some[(i + shift) % some.size()];

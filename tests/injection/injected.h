@@ -98,6 +98,18 @@ inline constexpr Injected kInjected[] = {
     // what is stored there
     {"scales_swapped", "q=bf16 kv=fp8_e4m3fn heads=8:2 d=32 page=16 kscale=head vscale=head lse=1 reqs=9@60,1@90",
      [](Given& g) { std::swap(g.args.k_scale, g.args.v_scale), std::swap(g.args.k_scale_stride, g.args.v_scale_stride); }},
+    {"token_scale_of_page_start", "q=bf16 kv=i8 heads=8:2 d=32 page=16 kscale=token vscale=token lse=1 reqs=9@60,1@90",
+     [](Given& g) { g.args.k_token_scale.token = g.args.v_token_scale.token = 0; }},
+    {"token_scales_of_first_page", "q=f32 kv=i8 heads=8:2 d=32 page=16 kscale=token vscale=token lse=1 reqs=9@60,1@90",
+     [](Given& g) {
+       const std::int64_t first = semantics::index_row(g.args.block_table, 0)[0];
+       for (semantics::TokenScales* scales : {&g.args.k_token_scale, &g.args.v_token_scale})
+         scales->data += first * scales->page, scales->page = 0;
+     }},
+    {"token_scales_of_keys", "q=f32 kv=fp8_e4m3fn heads=8:2 d=32 page=16 kscale=token vscale=token lse=1 reqs=9@60,1@90",
+     [](Given& g) { g.args.v_token_scale = g.args.k_token_scale; }},
+    {"scale_of_first_head", "q=f16 kv=i8 layout=hnd heads=8:2 d=32 page=16 kscale=token vscale=token lse=1 reqs=9@60,1@90",
+     [](Given& g) { g.args.k_token_scale.head = g.args.v_token_scale.head = 0; }},
     {"scales_on_new_rows", "q=bf16 kv=fp8_e5m2 heads=8:2 d=32 page=16 kscale=tensor vscale=tensor lse=1 reqs=9@60/60,1@90/90",
      Step::scales_on_new_rows},
     {"fp8_fn_fnuz_confused",

@@ -18,7 +18,9 @@ namespace quire::test {
 struct AppendCase {
   static constexpr std::int64_t kTokens = 7, kPages = 4, kPageSize = 3;
 
-  /// v_dim: 0 = k_dim.
+  static constexpr int kOfTokens = 3;  ///< scales that append() writes
+
+  /// scales: 0 none, 1 of K by head, 2 of V too, kOfTokens. v_dim: 0 = k_dim.
   AppendCase(DType stored, DType source, CacheLayout layout, bool gap, std::int64_t heads, std::int64_t k_dim, int scales,
              std::int64_t v_dim = 0) {
     const std::int64_t x = packed_x(stored);
@@ -41,6 +43,11 @@ struct AppendCase {
       for (std::int64_t t = 0; t < kTokens; ++t)
         for (std::int64_t h = 0; h < heads; ++h)
           for (std::int64_t d = 0; d < dim; ++d) set(*rows, {t, h, d}, normal(random) * (h == 1 ? 400.0f : 1.0f));
+    }
+    if (scales == kOfTokens) {
+      cache.k_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, gap);
+      cache.v_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, !gap);
+      return;
     }
     if (scales > 0) cache.k_scale = make_tensor(storage, DType::f32, {heads}, gap);
     if (scales > 1) cache.v_scale = make_tensor(storage, DType::f32, {1});
@@ -67,19 +74,24 @@ inline std::size_t bytes_of(const Tensor& t) {
 
 /// Whether two tensors of one shape and one set of strides hold the same bytes, gaps included.
 inline bool same_bytes(const Tensor& a, const Tensor& b) { return std::memcmp(a.data, b.data, bytes_of(a)) == 0; }
-inline bool same_bytes(const KVCache& a, const KVCache& b) { return same_bytes(a.k, b.k) && same_bytes(a.v, b.v); }
+inline bool same_bytes(const KVCache& a, const KVCache& b) {
+  const bool of_tokens = a.k_scale.rank == 3;
+  return same_bytes(a.k, b.k) && same_bytes(a.v, b.v) &&
+         (!of_tokens || (same_bytes(a.k_scale, b.k_scale) && same_bytes(a.v_scale, b.v_scale)));
+}
 
 /// Calls visit(stored, source, layout, gap, scales) for every combination that the contract allows, scale forms in turn.
 template <class Visit>
 void for_each_append(Visit&& visit) {
   int turn = 0;
-  for (const DType stored :
-       {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz})
+  for (const DType stored : {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2,
+                             DType::fp8_e5m2fnuz, DType::i8})
     for (const DType source : {DType::f32, DType::f16, DType::bf16})
       for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
         for (const bool gap : {false, true}) {
           if (stored == DType::f32 && source != DType::f32) continue;  // Q-M20: no query type could read it
-          visit(stored, source, layout, gap, turn++ % 3);
+          visit(stored, source, layout, gap, stored == DType::i8 ? 2 : turn++ % 3);
+          if (is_code(stored)) visit(stored, source, layout, gap, AppendCase::kOfTokens);
         }
 }
 

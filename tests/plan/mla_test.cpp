@@ -62,7 +62,7 @@ TEST(Mla, RoundsWeightsUnlessToldNotTo) {
   const DeviceList& list = p.work().lists[0];
   EXPECT_EQ(list.kernel, "cuda_sm90_mla");
   EXPECT_EQ(list.tile_rows, 64);
-  EXPECT_EQ(list.num_blocks, p.num_threads) << "a block fills a multiprocessor";
+  EXPECT_EQ(list.num_blocks, p.num_threads) << "a block fills an SM";
   EXPECT_TRUE(rounds_weights(p, 1));
   EXPECT_TRUE(rounds_weights(p, 300));
   EXPECT_GE(list.max_slices, 303 * 128 / 16) << "cuda_generic's tiles of 16 rows may stand in";

@@ -174,6 +174,31 @@ TEST_P(DtypeTest, ErrorIsAtMostHalfAStepEverywhere) {
 INSTANTIATE_TEST_SUITE_P(Semantics, DtypeTest, testing::ValuesIn(kFormats),
                          [](const auto& format) { return std::string(name(format.param.dtype)); });
 
+TEST(Dtype, IntegerCodesAreTheirNumbers) {
+  for (int code = -128; code <= 127; ++code) {
+    const auto byte = static_cast<std::int8_t>(code);
+    EXPECT_EQ(semantics::load(&byte, DType::i8, 0), static_cast<float>(code));
+    std::int8_t stored = 1;
+    semantics::store(&stored, DType::i8, 0, static_cast<float>(code));
+    EXPECT_EQ(stored, std::max(code, -127)) << "-128 is read, and never written";
+  }
+}
+
+// Every number below 2^7 whose fraction has eight bits: each tie, and both of its sides.
+TEST(Dtype, IntegersRoundToNearestEvenAndSaturate) {
+  for (int n = -200 * 256; n <= 200 * 256; ++n) {
+    const double value = n / 256.0, clamped = std::clamp(value, -127.0, 127.0);
+    std::int8_t stored = 0;
+    semantics::store(&stored, DType::i8, 0, static_cast<float>(value));
+    EXPECT_EQ(stored, static_cast<int>(std::nearbyint(clamped))) << value;
+  }
+  for (const auto& [value, code] : {std::pair{kInf, 127}, {-kInf, -127}, {kNaN, 0}, {1e30, 127}, {-1e-45, 0}}) {
+    std::int8_t stored = 1;
+    semantics::store(&stored, DType::i8, 0, static_cast<float>(value));
+    EXPECT_EQ(stored, code) << value;
+  }
+}
+
 TEST(Dtype, F32PassesThroughBitForBit) {
   for (const std::uint32_t bits : {0u, 0x80000000u, 1u, 0x7F800000u, 0x7FC12345u, 0x3F800001u}) {
     float cell = 0;

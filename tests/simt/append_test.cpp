@@ -26,6 +26,8 @@ std::string append_on_device(const AppendCase& c, int wave, std::uint64_t seed, 
   a.cache_v = {c.cache.v.data, c.cache.v.dtype, semantics::v_strides(c.cache)};
   a.k_scale = simt::per_head(c.cache.k_scale);
   a.v_scale = simt::per_head(c.cache.v_scale);
+  a.k_token_scale = semantics::token_scales(c.cache.k_scale);
+  a.v_token_scale = semantics::token_scales(c.cache.v_scale);
   a.slots = {c.slots.data(), DType::i64, 1};
   a.outcome = &outcome;
   const simt::Launch launch{.blocks = 2, .threads = gpu::kAppendThreads, .wave = wave, .seed = seed};
@@ -80,11 +82,12 @@ TEST(SimtAppend, RowsWiderThanABlock) {
 
 /// 20 dims are two pieces and a half.
 TEST(SimtAppend, RowsThatEndWithinAPiece) {
-  for (const DType stored : {DType::bf16, DType::fp8_e4m3fn})
+  for (const DType stored : {DType::bf16, DType::fp8_e4m3fn, DType::i8})
     for (const DType source : {DType::bf16, DType::f32}) {
       SCOPED_TRACE(testing::Message() << name(stored) << " from " << name(source));
-      const AppendCase cpu(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, 2),
-          device(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, 2);
+      const int scales = stored == DType::i8 ? AppendCase::kOfTokens : 2;
+      const AppendCase cpu(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, scales),
+          device(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, scales);
       ASSERT_TRUE(append_on_cpu(cpu).ok());
       gpu::Outcome outcome;
       EXPECT_EQ(append_on_device(device, 32, 5, outcome), "");

@@ -28,6 +28,8 @@ gpu::AppendArgs args_of(const KVCache& cache, const Tensor& key, const Tensor& v
   a.cache_v = {cache.v.data, cache.v.dtype, semantics::v_strides(cache)};
   a.k_scale = simt::per_head(cache.k_scale);
   a.v_scale = simt::per_head(cache.v_scale);
+  a.k_token_scale = semantics::token_scales(cache.k_scale);
+  a.v_token_scale = semantics::token_scales(cache.v_scale);
   a.slots = semantics::index_view(slots);
   return a;
 }

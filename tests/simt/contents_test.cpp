@@ -86,5 +86,28 @@ TEST(SimtContents, AScaleThatOverflowsIsFound) {
       }
 }
 
+// Scales of tokens: those of unread slots are NaN in a made case, and a bad one is found exactly where some row sees its token.
+TEST(SimtContents, ScalesOfTokens) {
+  std::mt19937_64 random(9);
+  int found = 0, missed = 0;
+  for (const char* types : {"q=f32 kv=i8 kscale=token vscale=token", "q=bf16 kv=fp8_e5m2 layout=packed vscale=token",
+                            "q=f16 kv=i8 layout=hnd kscale=token vscale=head"})
+    for (const char* shape : kShapes) {
+      EXPECT_FALSE(found_on_device(made(types, shape, 1))) << types << " " << shape;
+      for (const float bad : {std::nanf(""), 0.0f, -1.0f, INFINITY})
+        for (int i = 0; i < 20; ++i) {
+          const Case c = made(types, shape, 1);
+          const bool of_k = c.cache.k_scale.rank == 3 && (c.cache.v_scale.rank != 3 || i % 2 == 0);
+          const Tensor& t = of_k ? c.cache.k_scale : c.cache.v_scale;
+          static_cast<float*>(t.data)[random() % static_cast<std::uint64_t>(t.num_elements())] = bad;
+          const bool expected = found_on_host(c);
+          EXPECT_EQ(found_on_device(c), expected) << types << " " << bad;
+          ++(expected ? found : missed);
+        }
+    }
+  EXPECT_GT(found, 20);
+  EXPECT_GT(missed, 20);
+}
+
 }  // namespace
 }  // namespace quire::test

@@ -26,7 +26,7 @@ inline gpu::RowSource rows_of(const Tensor& t) {
 
 /// A scalar or [1] serves all heads.
 inline gpu::PerHead per_head(const Tensor& t) {
-  if (!t.present()) return {};
+  if (!t.present() || t.rank == 3) return {};
   return {static_cast<const float*>(t.data), t.rank == 1 && t.shape[0] > 1 ? t.stride[0] : 0};
 }
 

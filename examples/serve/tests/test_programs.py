@@ -169,6 +169,7 @@ def test_perplexity(tiny_model, tmp_path, capsys):
     by_dtype = {r["dtype"]: r["perplexity"] for r in report["caches"]}
     assert by_dtype["f32"] == pytest.approx(report["dense_f32"], rel=1e-5)
     assert by_dtype["fp8_e5m2"] != by_dtype["f32"], "an fp8 cache that loses nothing is no fp8 cache"
+    assert by_dtype["int8_per_token_head"] == pytest.approx(by_dtype["f32"], rel=1e-3)
 
 
 def row(number, state, text="", question="Why?"):

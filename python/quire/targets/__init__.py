@@ -72,6 +72,8 @@ class Target:
     """Takes requests that are not causal, and ``batch.q_begin`` and ``batch.key_begin``. Otherwise no matrix has them."""
     v_head_dim: bool = False
     """Takes a V of another head_dim than K's, also as a part of K's rows (MLA). Otherwise no matrix has one."""
+    token_scales: bool = False
+    """Takes caches of int8, and ``cache.k_scale`` and ``cache.v_scale`` with a scale for each token. Otherwise no matrix has them."""
     eight_bit_rows: bool = False
     """Takes queries and outputs of fp8_e4m3fn with ``batch.q_scale`` and ``batch.output_scale``. Otherwise no matrix has them."""
     batch_invariant: bool = False
@@ -164,6 +166,7 @@ class Runner:
         self.masks = bool(getattr(target, "masks", False))
         self.v_head_dim = bool(getattr(target, "v_head_dim", False))
         self.eight_bit_rows = bool(getattr(target, "eight_bit_rows", False))
+        self.token_scales = bool(getattr(target, "token_scales", False))
         self.rounded_weights = bool(getattr(target, "rounded_weights", False))
         self.skip = dict(getattr(target, "skip", {}))
         variants = getattr(target, "variants", dict)

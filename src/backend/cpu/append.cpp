@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cpu::append(): this step's K/V rows into their slots, converted to the cache's type.
+// cpu::append(): this step's K/V rows into their slots, converted to the cache's type; with the scales of their tokens, if these
+// have their own.
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
+#include "semantics/token_scale.h"
 
 namespace quire::cpu {
 namespace {
@@ -24,8 +26,16 @@ struct Side {
   const Tensor& scale;
 };
 
-float scale_of(const Tensor& scale, std::int64_t head) {
+/// The scale that a row is divided by. The scale of a token is found here, and stored.
+float scale_of(const Side& side, std::int64_t from, std::int64_t head, std::int64_t page, std::int64_t offset) {
+  const Tensor& scale = side.scale;
   if (!scale.present()) return 1.0f;
+  if (const semantics::TokenScales scales = semantics::token_scales(scale); scales.present()) {
+    semantics::RowScale row;
+    for (std::int64_t d = 0; d < side.source.shape[2]; ++d)
+      row.add(semantics::load(side.source.data, side.source.dtype, from + d * side.source.stride[2]));
+    return scales.at(page, offset, head) = row.of(side.cache.dtype);
+  }
   const bool per_head = scale.rank == 1 && scale.shape[0] > 1;
   return static_cast<const float*>(scale.data)[per_head ? head * scale.stride[0] : 0];
 }
@@ -34,7 +44,7 @@ void write_row(const Side& side, std::int64_t token, std::int64_t head, std::int
   const std::int64_t head_dim = side.source.shape[2];
   const std::int64_t from = token * side.source.stride[0] + head * side.source.stride[1];
   const std::int64_t to = side.strides.row(page, head, offset);
-  const float scale = scale_of(side.scale, head);
+  const float scale = scale_of(side, from, head, page, offset);
   const bool side_by_side = side.source.stride[2] == 1 && side.strides.dim == 1 && side.strides.x >= head_dim;
   const auto* row = static_cast<const std::byte*>(side.source.data) + from * itemsize(side.source.dtype);
   const std::int64_t size = itemsize(side.cache.dtype);

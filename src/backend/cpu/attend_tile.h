@@ -46,6 +46,9 @@ void convert_run(float* dst, const RowSource& src, std::int64_t offset, std::int
     case DType::bf16:
       for (std::int64_t i = 0; i < whole; i += V::kWidth) V::store(dst + i, V::load_bf16(words + i));
       break;
+    case DType::i8:
+      for (std::int64_t i = 0; i < whole; i += V::kWidth) V::store(dst + i, V::load_i8(codes + i));
+      break;
     case DType::fp8_e4m3fn: convert_fp8<V, DType::fp8_e4m3fn>(dst, codes, whole, src.fp8_table); break;
     case DType::fp8_e4m3fnuz: convert_fp8<V, DType::fp8_e4m3fnuz>(dst, codes, whole, src.fp8_table); break;
     case DType::fp8_e5m2: convert_fp8<V, DType::fp8_e5m2>(dst, codes, whole, src.fp8_table); break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: append. Rows of bf16 or f32 as fp8 codes, in loops without branches that compilers turn into vectors. A code is that of
-// semantics::fp8_encode() (tests/cpu/encode_rows_test.cpp compares them).
+// Stage: append. Rows of bf16 or f32 as fp8 or i8 codes, in loops without branches that compilers turn into vectors. A code is
+// that of semantics::fp8_encode() or i8_encode() (tests/cpu/encode_rows_test.cpp compares them).
 #pragma once
 
 #include <algorithm>
@@ -32,6 +32,13 @@ std::uint8_t encode_plainly(float value) {
   return static_cast<std::uint8_t>(magnitude > 0x7F800000 ? nan : finite);
 }
 
+/// semantics::i8_encode() without branches: NaN fails both comparisons of the first line.
+inline std::uint8_t encode_i8_plainly(float value) {
+  const float number = value >= -127.0f ? value : value < -127.0f ? -127.0f : 0.0f;
+  constexpr float kIntegers = 12582912.0f;  // 1.5 * 2^23: sums with it are rounded to whole numbers
+  return static_cast<std::uint8_t>(semantics::float_to_bits(std::min(number, 127.0f) + kIntegers));
+}
+
 template <typename Format>
 void encode_floats(const float* from, std::int64_t count, std::uint8_t* to) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = encode_plainly<Format>(from[i]);
@@ -41,7 +48,7 @@ void encode_floats(const float* from, std::int64_t count, std::uint8_t* to) {
 /// written, for other types of either.
 inline bool encode_row(const void* from, DType from_type, std::int64_t count, float scale, DType type, std::uint8_t* to) {
   constexpr std::int64_t kStep = 64;
-  if ((from_type != DType::bf16 && from_type != DType::f32) || !is_fp8(type)) return false;
+  if ((from_type != DType::bf16 && from_type != DType::f32) || !is_code(type)) return false;
   for (std::int64_t done = 0; done < count; done += kStep) {
     const std::int64_t n = std::min(kStep, count - done);
     float values[kStep];
@@ -54,6 +61,9 @@ inline bool encode_row(const void* from, DType from_type, std::int64_t count, fl
     if (scale != 1.0f)
       for (std::int64_t i = 0; i < n; ++i) values[i] /= scale;
     switch (type) {
+      case DType::i8:
+        for (std::int64_t i = 0; i < n; ++i) to[done + i] = encode_i8_plainly(values[i]);
+        break;
       case DType::fp8_e4m3fn: encode_floats<semantics::E4m3fn>(values, n, to + done); break;
       case DType::fp8_e4m3fnuz: encode_floats<semantics::E4m3fnuz>(values, n, to + done); break;
       case DType::fp8_e5m2: encode_floats<semantics::E5m2>(values, n, to + done); break;

@@ -16,6 +16,7 @@
 #include "backend/cpu/direct_rows.h"
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
+#include "backend/cpu/tile_scales.h"
 
 namespace quire::cpu {
 namespace {
@@ -46,7 +47,7 @@ constexpr int block_vectors(std::int64_t left) {
 
 /// Keys [begin, end) of the tile that starts at tile_begin into the K panels; keys beside them in the same vector become zero.
 template <class V>
-void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end) {
+void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end, const TileScales& scales) {
   const AttendArgs& a = v.args;
   const float scale = key_scale(v);
   constexpr std::int64_t kBlock = V::kCols * V::kWidth;
@@ -63,7 +64,7 @@ void pack_keys(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, s
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
                  const std::int64_t j = position - tile_begin, lane = j % V::kWidth;
                  load_key<V>(v.staging + lane * v.stride, /*temp=*/v.v_panel, source, offset, a,
-                             V::Faults::is_scaled(fresh) ? scale : 1.0f);
+                             V::Faults::is_scaled(fresh) ? scale * scales.of_key(j) : 1.0f);
                  if (lane + 1 == V::kWidth) transpose_vector(j - lane);
                });
   const std::int64_t rest = (end - tile_begin) % V::kWidth;
@@ -114,10 +115,10 @@ void pack_keys_in_place(const ItemView& v, const TileRows& rows, const RowSource
   }
 }
 
-/// One value row as f32, zero-padded to the stride.
+/// One value row as f32, zero-padded to the stride. `own` is the scale of its token.
 template <class V>
-void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh) {
-  const float scale = scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head);
+void load_value_row(const ItemView& v, float* to, const RowSource& source, std::int64_t offset, bool fresh, float own) {
+  const float scale = own * scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head);
   load_scaled_row<V>(to, source, offset, V::Faults::is_scaled(fresh) ? scale : 1.0f);
 }
 
@@ -171,13 +172,14 @@ struct ValueBlock {
 
 /// The rows of a block as f32 in the staging rows, times their scale, and from there into the V panels.
 template <class V>
-void pack_value_block(const ItemView& v, ValueBlock<V>& block, SetAside& aside) {
+void pack_value_block(const ItemView& v, ValueBlock<V>& block, const TileScales& scales, SetAside& aside) {
   if (block.count == 0) return;
   load_rows<V>(v.staging, *block.source, block.offsets, block.count);
   const bool scaled = V::Faults::is_scaled(block.fresh);
-  const float scale = scaled ? scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head) : 1.0f;
+  const float common = scaled ? scale_of_head(v.args.v_scale, v.args.v_scale_stride, v.item.kv_head) : 1.0f;
   for (std::int64_t i = 0; i < block.count; ++i) {
     const float* row = v.staging + i * v.v_stride;
+    const float scale = scaled ? common * scales.of_value(block.first + i) : 1.0f;
     const auto load = [&](std::int64_t d) {
       const auto x = V::load(row + d);
       return scale == 1.0f ? x : V::mul(x, V::set1(scale));
@@ -189,17 +191,18 @@ void pack_value_block(const ItemView& v, ValueBlock<V>& block, SetAside& aside) 
 
 /// Values of keys [begin, end) of the tile into the V panels.
 template <class V>
-void pack_values(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end, SetAside& aside) {
+void pack_values(const ItemView& v, std::int64_t tile_begin, std::int64_t begin, std::int64_t end, const TileScales& scales,
+                 SetAside& aside) {
   aside.count = 0;
   ValueBlock<V> block;
   for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, begin, end,
                [&](std::int64_t position, const RowSource& source, std::int64_t offset, bool fresh) {
                  const std::int64_t j = position - tile_begin;
-                 if (!block.takes(j, source)) pack_value_block<V>(v, block, aside);
+                 if (!block.takes(j, source)) pack_value_block<V>(v, block, scales, aside);
                  if (block.count == 0) block.first = j, block.source = &source, block.fresh = fresh;
                  block.offsets[block.count++] = offset;
                });
-  pack_value_block<V>(v, block, aside);
+  pack_value_block<V>(v, block, scales, aside);
 }
 
 }  // namespace

@@ -44,6 +44,9 @@ struct Avx2Simd {
     const __m128i half = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7), _mm_set1_epi16(-0x4001));
     return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(kType == DType::fp8_e4m3fn ? 256.0f : 128.0f));
   }
+  static Reg load_i8(const std::uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
   /// `count` is a multiple of 8.
   static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
     const __m256i mask = _mm256_set1_epi8(static_cast<char>(or_mask)), wanted = _mm256_set1_epi8(static_cast<char>(code));

@@ -59,6 +59,9 @@ struct Avx512Simd {
     const __m256i half = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), _mm256_set1_epi16(-0x4001));
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(kType == DType::fp8_e4m3fn ? 256.0f : 128.0f));
   }
+  static Reg load_i8(const std::uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
     const __m512i mask = _mm512_set1_epi8(static_cast<char>(or_mask)), wanted = _mm512_set1_epi8(static_cast<char>(code));
     __mmask64 found = 0;

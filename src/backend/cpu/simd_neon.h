@@ -49,6 +49,11 @@ struct NeonSimd {
     const uint16x4_t half = vand_u16(vshl_n_u16(wide, 7), vdup_n_u16(0xBFFF));
     return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), kType == DType::fp8_e4m3fn ? 256.0f : 128.0f);
   }
+  static Reg load_i8(const std::uint8_t* p) {
+    std::uint32_t four;
+    std::memcpy(&four, p, sizeof four);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(vcreate_u8(four))))));
+  }
   static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
     const uint8x16_t mask = vdupq_n_u8(or_mask), wanted = vdupq_n_u8(code);
     uint8x16_t found = vdupq_n_u8(0);

@@ -56,6 +56,9 @@ struct ScalarSimd {
   static Reg load_fp8(const std::uint8_t* p, const float* table) {
     return look_up(p, table);
   }
+  static Reg load_i8(const std::uint8_t* p) {
+    return make([&](int i) { return static_cast<float>(static_cast<std::int8_t>(p[i])); });
+  }
   /// Whether (p[i] | or_mask) == code for some i < count, a multiple of kWidth. Here nothing needs to be excepted.
   static bool has_code(const std::uint8_t*, std::int64_t, std::uint8_t, std::uint8_t) { return false; }
   static Reg look_up(const std::uint8_t* p, const float* table) {

@@ -15,6 +15,7 @@
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/panels.h"
 #include "backend/cpu/softmax_row.h"
+#include "backend/cpu/tile_scales.h"
 
 namespace quire::cpu {
 namespace {
@@ -105,15 +106,15 @@ void accumulate_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileK
 
 /// Values that were set aside, for the row that sees them: 0 * NaN never meets a row that does not.
 template <class V>
-void add_set_aside(const ItemView& v, const SetAside& aside, std::int64_t tile_begin, std::int64_t m, TileKeys keys,
-                   const float* probs) {
+void add_set_aside(const ItemView& v, const SetAside& aside, const TileScales& scales, std::int64_t tile_begin, std::int64_t m,
+                   TileKeys keys, const float* probs) {
   float* acc = v.acc + m * v.v_stride;
   for (std::int64_t i = 0; i < aside.count; ++i) {
     const std::int64_t j = aside.keys[i];
-    if (j < keys.begin || j >= keys.end) continue;
+    if (j < keys.begin || j >= keys.end || v.tree_hides(m, tile_begin + j)) continue;
     for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, tile_begin + j, tile_begin + j + 1,
                  [&](std::int64_t, const RowSource& source, std::int64_t offset, bool fresh) {
-                   load_value_row<V>(v, v.staging, source, offset, fresh);
+                   load_value_row<V>(v, v.staging, source, offset, fresh, scales.of_value(j));
                  });
     for (std::int64_t d = 0; d < v.v_stride; d += V::kWidth)
       V::store(acc + d, V::fma(V::set1(probs[j]), V::load(v.staging + d), V::load(acc + d)));
@@ -136,6 +137,7 @@ struct Tile {
   std::int64_t start, begin, end;  ///< keys [begin, end) of the tile that starts at `start`
   bool k_in_place = false, v_in_place = false;
   TileRows rows;  ///< if one of them is
+  TileScales scales;
 };
 
 template <class V>
@@ -146,9 +148,10 @@ void find_tile(Tile& t, const ItemView& v, std::int64_t begin, std::int64_t end)
   t.begin = begin;
   t.end = end;
   t.k_in_place = t.v_in_place = false;
+  find_scales(t.scales, a, v.item.req, v.item.kv_head, begin, end);
   if (begin < cached && cached < end) return;
   const bool fresh = begin >= cached, scaled = V::Faults::is_scaled(fresh);
-  const auto unscaled = [&](const float* scales, std::int64_t stride) {
+  const auto unscaled = [&](const float* scales, std::int64_t stride) {  // 8-bit rows, which may have other scales, never are
     return !scaled || scale_of_head(scales, stride, v.item.kv_head) == 1.0f;
   };
   const RowSource& k = fresh ? a.key : a.cache_k;
@@ -162,7 +165,7 @@ void find_tile(Tile& t, const ItemView& v, std::int64_t begin, std::int64_t end)
 /// The tile's keys into the K panels.
 template <class V>
 void load_keys_of_tile(const ItemView& v, const Tile& t, PrefetchWalk& ahead) {
-  if (!t.k_in_place) return pack_keys<V>(v, t.start, t.begin, t.end);
+  if (!t.k_in_place) return pack_keys<V>(v, t.start, t.begin, t.end, t.scales);
   const RowSource& source = t.rows.fresh ? v.args.key : v.args.cache_k;
   if constexpr (V::kPairs == 2)
     pack_keys_in_place<V, DType::f32>(v, t.rows, source, ahead);
@@ -173,7 +176,7 @@ void load_keys_of_tile(const ItemView& v, const Tile& t, PrefetchWalk& ahead) {
 /// The tile's values into the V panels.
 template <class V>
 void load_values_of_tile(const ItemView& v, const Tile& t, SetAside& aside) {
-  if (!t.v_in_place) return pack_values<V>(v, t.start, t.begin, t.end, aside);
+  if (!t.v_in_place) return pack_values<V>(v, t.start, t.begin, t.end, t.scales, aside);
   aside.count = 0;
   const RowSource& source = t.rows.fresh ? v.args.value : v.args.cache_v;
   for_element_type(source.dtype, [&](auto type) { pack_values_in_place<V, decltype(type)::kValue>(v, t.rows, source, aside); });
@@ -200,8 +203,9 @@ WeightedRows<V> weigh_rows(const ItemView& v, const Tile& t, std::int64_t m, std
     float* row = v.scores + r * v.tile_kv;
     w.keys[r] = v.keys(m + r, t.start, t.begin, t.end);
     if (V::kPairs == 2) scale_cached_keys<V>(v, row, w.keys[r], t.start);
+    const HiddenKeys hidden{v, m + r, t.start, t.begin >= v.mask.tree_begin};
     w.corrections[r] = softmax_row<V>(row, w.keys[r], v.args.score, v.slope(m + r), t.start - V::Faults::alibi_origin(v, m + r),
-                                      v.states[m + r]);
+                                      v.states[m + r], hidden);
     for (std::int64_t j = w.all.begin; j < w.keys[r].begin; ++j) row[j] = 0.0f;
     for (std::int64_t j = w.keys[r].end; j < w.all.end; ++j) row[j] = 0.0f;
   }
@@ -213,7 +217,7 @@ template <class V>
 void accumulate_weighted(const ItemView& v, const Tile& t, const WeightedRows<V>& w, const SetAside& aside) {
   accumulate_rows<V>(v, w.first, w.count, w.all, w.corrections);
   for (std::int64_t r = 0; r < w.count && aside.count > 0; ++r)
-    add_set_aside<V>(v, aside, t.start, w.first + r, w.keys[r], v.scores + r * v.tile_kv);
+    add_set_aside<V>(v, aside, t.scales, t.start, w.first + r, w.keys[r], v.scores + r * v.tile_kv);
 }
 
 /// The same for all rows of an item that has few, without panels. False, and nothing done, if an accumulator is not finite

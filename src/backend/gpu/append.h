@@ -9,6 +9,7 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/launch_sizes.h"
 #include "semantics/dtype.h"
+#include "semantics/token_scale.h"
 
 namespace quire::gpu {
 
@@ -86,6 +87,7 @@ QUIRE_DEVICE bool store_word(const AppendDims& dims, void* start, DType dtype) {
     case DType::fp8_e4m3fnuz: encode_word<8>(dims, start, [](float x) { return fp8_encode<E4m3fnuz>(x); }); return true;
     case DType::fp8_e5m2: encode_word<8>(dims, start, [](float x) { return fp8_encode<E5m2>(x); }); return true;
     case DType::fp8_e5m2fnuz: encode_word<8>(dims, start, [](float x) { return fp8_encode<E5m2fnuz>(x); }); return true;
+    case DType::i8: encode_word<8>(dims, start, [](float x) { return static_cast<std::uint8_t>(i8_encode(x)); }); return true;
     default: return false;
   }
 }
@@ -102,11 +104,35 @@ QUIRE_DEVICE void store_dims(const AppendDims& dims, const RowTarget& to, std::i
     if (i < dims.count) semantics::store(to.data, to.dtype, at + element_of(s, dims.first + i), dims.value[i]);
 }
 
+/// Rows of keys or of values, their target and the scales that they are divided by.
+struct AppendRows {
+  const RowSource& from;
+  const RowTarget& to;
+  const PerHead& scale;
+  const semantics::TokenScales& token_scale;  ///< instead of `scale`; written
+  std::int32_t dims;                          ///< of a row
+};
+
+/// The scale of a whole row. Each thread of the row finds it for itself: no thread waits for another.
+QUIRE_DEVICE float scale_of_row(const AppendRows& rows, std::int32_t token, std::int32_t head) {
+  semantics::RowScale scale;
+  QUIRE_NO_UNROLL
+  for (std::int32_t first = 0; first < rows.dims; first += kAppendDims) {
+    const std::int32_t left = rows.dims - first;
+    AppendDims some{token, head, first, left < kAppendDims ? left : kAppendDims, {}};
+    load_dims(some, rows.from);
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i)
+      if (i < some.count) scale.add(some.value[i]);
+  }
+  return scale.of(rows.to.dtype);
+}
+
 /// The row is on its way before its slot is known: each is a round trip to memory.
-QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const RowSource& from, const RowTarget& to,
-                              const PerHead& scale) {
-  load_dims(dims, from);
-  const float divisor = scale.at(dims.head, 1.0f);
+QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const AppendRows& rows) {
+  load_dims(dims, rows.from);
+  const bool of_token = rows.token_scale.present();
+  const float divisor = of_token ? scale_of_row(rows, dims.token, dims.head) : rows.scale.at(dims.head, 1.0f);
   const std::int64_t slot = a.slots[dims.token], num_slots = a.num_pages * a.page_size;
   if (slot < 0 || slot >= num_slots) return;
   if (divisor != 1.0f) {
@@ -116,7 +142,9 @@ QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const RowSo
   const bool narrow = num_slots <= 0x7FFFFFFF;  // a division of 64 bits takes long
   const std::int64_t page =
       narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(a.page_size) : slot / a.page_size;
-  store_dims(dims, to, to.strides.row(page, dims.head, slot - page * a.page_size));
+  const std::int64_t offset = slot - page * a.page_size;
+  if (of_token && dims.first == 0) rows.token_scale.at(page, offset, dims.head) = divisor;
+  store_dims(dims, rows.to, rows.to.strides.row(page, dims.head, offset));
 }
 
 /// Appends rows. Any number of blocks of kAppendThreads threads, after validate_slots() if there is an outcome: writes nothing if
@@ -136,9 +164,9 @@ QUIRE_DEVICE void append(const AppendArgs& a) {
       if (left <= 0) continue;
       dims.count = left < kAppendDims ? left : kAppendDims;
       if (is_key)
-        append_dims(dims, a, a.key, a.cache_k, a.k_scale);
+        append_dims(dims, a, {a.key, a.cache_k, a.k_scale, a.k_token_scale, a.head_dim});
       else
-        append_dims(dims, a, a.value, a.cache_v, a.v_scale);
+        append_dims(dims, a, {a.value, a.cache_v, a.v_scale, a.v_token_scale, a.v_head_dim});
     }
 }
 

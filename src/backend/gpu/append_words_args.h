@@ -116,15 +116,17 @@ inline std::int32_t blocks_of(std::int64_t groups, const AppendSide& side) {
 
 }  // namespace append_detail
 
-/// Empty for what is left to append.h: f32 rows or caches, fnuz codes, another 16-bit type, scales beside a copy, dims that are
-/// no neighbours or no multiple of 8, addresses or strides that are no multiple of a word, an outcome, 2^31 slots or pieces.
+/// Empty for what is left to append.h: f32 rows or caches, fnuz and i8 codes, another 16-bit type, scales of tokens or beside a
+/// copy, dims that are no neighbours or no multiple of 8, addresses or strides that are no multiple of a word, an outcome, 2^31
+/// slots or pieces.
 inline std::optional<AppendWords> append_words_args(const AppendArgs& a) {
   using namespace append_detail;
   const DType rows = a.key.dtype, stored = a.cache_k.dtype;
   const bool is_copy = stored == rows && a.k_scale.data == nullptr && a.v_scale.data == nullptr;
   const bool is_code = stored == DType::fp8_e4m3fn || stored == DType::fp8_e5m2;
   if ((rows != DType::bf16 && rows != DType::f16) || a.value.dtype != rows || a.cache_v.dtype != stored || a.outcome != nullptr ||
-      (!is_copy && !is_code) || a.num_tokens < 1 || a.num_pages * a.page_size > 0x7FFFFFFF)
+      (!is_copy && !is_code) || a.k_token_scale.present() || a.v_token_scale.present() || a.num_tokens < 1 ||
+      a.num_pages * a.page_size > 0x7FFFFFFF)
     return {};
   const std::int64_t bytes = is_copy ? 2 : 1, heads = a.num_kv_heads;
   AppendWords w;

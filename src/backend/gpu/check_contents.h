@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: check() at depth contents, on the device. Looks for elements that attention would read and that are not finite once
-// their scale is applied (Q-C01 to Q-C05): query rows of requests, new rows that the cache does not hold, and cached tokens that
-// some row sees. Sets outcome->broken; the host finds the element.
+// their scale is applied (Q-C01 to Q-C05, Q-C07): query rows of requests, new rows that the cache does not hold, and cached
+// tokens that some row sees. Sets outcome->broken; the host finds the element.
 //
 // The batch breaks no rule of lengths, tables and scales: check() has made sure. Other memory is not read: poison is never found.
 #pragma once
@@ -12,7 +12,7 @@
 #include "backend/gpu/decode.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/stage_rows.h"
-#include "semantics/visible_range.h"
+#include "semantics/mask.h"
 
 namespace quire::gpu {
 
@@ -20,6 +20,7 @@ namespace quire::gpu {
 struct ContentBox {
   RowSource source;
   PerHead scale;
+  semantics::TokenScales token_scale;  ///< instead of `scale`
   std::int32_t heads = 0;
   std::int32_t rows = 0;
   std::int64_t page = 0;
@@ -40,7 +41,8 @@ QUIRE_DEVICE BadCodes bad_codes(DType type) {
     case DType::bf16: return {0x7FFFu, 0x7F80u, 0x7Fu};
     case DType::fp8_e4m3fn: return {0x7Fu, 0x7Fu, 0};
     case DType::fp8_e5m2: return {0x7Fu, 0x7Cu, 3};
-    default: return {0xFFu, 0x80u, 0};  // fnuz
+    case DType::i8: return {0xFFu, 0x100u, 0};  // none
+    default: return {0xFFu, 0x80u, 0};          // fnuz
   }
 }
 
@@ -51,6 +53,7 @@ QUIRE_DEVICE float largest_finite(DType type) {
     case DType::fp8_e4m3fnuz: return 240.0f;
     case DType::fp8_e5m2:
     case DType::fp8_e5m2fnuz: return 57344.0f;
+    case DType::i8: return 128.0f;
     default: return 3.40282347e38f;
   }
 }
@@ -110,8 +113,20 @@ QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
   return has_bad_code<std::uint8_t>(job);
 }
 
-QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
+/// Rows whose tokens have scales: each must be finite and > 0, and overflow with no code of the type. The host, which looks at
+/// the codes that there are, may find nothing then.
+QUIRE_DEVICE bool has_bad_scale(const ContentBox& box) {
   bool bad = false;
+  const float largest = largest_finite(box.source.dtype);
+  for (std::int32_t i = thread_index(); i < box.rows * box.heads; i += kContentThreads) {
+    const float scale = box.token_scale.at(box.page, box.first + i / box.heads, i % box.heads);
+    bad |= !(scale > 0.0f) || !is_finite(scale) || !is_finite(scale * largest);
+  }
+  return bad;
+}
+
+QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
+  bool bad = box.token_scale.present() && has_bad_scale(box);
   // Limit the rows of one pass, so that 32 bits hold the number of their elements.
   const std::int32_t most = 1 + (1 << 30) / box.dims;
   QUIRE_NO_UNROLL
@@ -153,25 +168,33 @@ QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b
 /// read, as of padding.
 QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, int i) {
   if (a.may_be_padded && token >= a.query_start_loc[a.num_reqs]) return {};
-  if (i == 0) return {a.query, {}, a.num_q_heads, 1, 0, token, a.head_dim};
+  if (i == 0) return {a.query, {}, {}, a.num_q_heads, 1, 0, token, a.head_dim};
   if (i > 2 || a.key.data == nullptr) return {};
   const Lengths n = lengths_of(a, request_of(a, token));
   if (n.cached_len == n.seq_len() || n.context_len + (token - n.first_token) < n.cached_len) return {};
-  return {either(i == 1, a.key, a.value), {}, a.num_kv_heads, 1, 0, token, i == 1 ? a.head_dim : a.v_head_dim};
+  return {either(i == 1, a.key, a.value), {}, {}, a.num_kv_heads, 1, 0, token, i == 1 ? a.head_dim : a.v_head_dim};
 }
 
 /// Cached tokens of one page of a request that some row sees.
 QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
-  const semantics::KeyRange seen = sight_of(a, req, n).of_rows(0, n.query_len - 1);
+  const Sight sight = sight_of(a, req, n);
+  const semantics::KeyRange seen = sight.of_rows(0, n.query_len - 1), gap = sight.mask.gap(sight.first);
   const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len, size = a.page_size;
-  const std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
-  const std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;
+  std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
+  std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;
+  // A page with keys on both sides of a gap is read as a whole: what is found there is judged by the host.
+  if (gap.begin < gap.end && low >= gap.begin && low < gap.end) low = gap.end;
+  if (gap.begin < gap.end && high > gap.begin && high <= gap.end) high = gap.begin;
   if (low >= high) return {};
-  ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
+  ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
   box.scale.data = is_k ? a.k_scale.data : a.v_scale.data;
   box.scale.stride = is_k ? a.k_scale.stride : a.v_scale.stride;
+  box.token_scale.data = is_k ? a.k_token_scale.data : a.v_token_scale.data;
+  box.token_scale.page = is_k ? a.k_token_scale.page : a.v_token_scale.page;
+  box.token_scale.token = is_k ? a.k_token_scale.token : a.v_token_scale.token;
+  box.token_scale.head = is_k ? a.k_token_scale.head : a.v_token_scale.head;
   box.page = a.block_table.page(req, column);
   box.first = low - column * size;
   box.dims = is_k ? a.head_dim : a.v_head_dim;

@@ -41,6 +41,7 @@ QUIRE_DEVICE float decode(std::uint32_t code) {
   if constexpr (kType == DType::fp8_e5m2) return f16_decode(static_cast<std::uint16_t>(code << 8));
   if constexpr (kType == DType::fp8_e4m3fn) return decode_fp8<semantics::E4m3fn>(code);
   if constexpr (kType == DType::fp8_e4m3fnuz) return decode_fp8<semantics::E4m3fnuz>(code);
+  if constexpr (kType == DType::i8) return static_cast<float>(static_cast<std::int8_t>(code));
   if constexpr (kType == DType::fp8_e5m2fnuz) return decode_fp8<semantics::E5m2fnuz>(code);
 }
 

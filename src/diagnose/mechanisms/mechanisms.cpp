@@ -79,6 +79,7 @@ const std::map<std::string, std::string, std::less<>>& by_family() {
       {"positions", "positions"},
       {"sinks", "sink"},
       {"scales", "factor_scores"},
+      {"token_scales", "page_contents"},
       {"formats", "element_type"},
   };
   return map;

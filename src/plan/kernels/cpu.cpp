@@ -11,15 +11,17 @@ namespace {
 /// Products of bf16 pairs are exact for bf16 and fp8 values, and for no other.
 std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, const Device&) {
   std::vector<std::string> reasons;
-  const auto is_bf16_or_fp8 = [](DType t) { return t == DType::bf16 || itemsize(t) == 1; };
+  const auto is_bf16_or_fp8 = [](DType t) { return t == DType::bf16 || is_fp8(t); };
   if (problem.q_dtype != DType::bf16) reasons.push_back(formatted("q is {}, expected bf16", name(problem.q_dtype)));
   if (!is_bf16_or_fp8(problem.kv_dtype)) reasons.push_back(formatted("kv is {}, expected bf16 or fp8", name(problem.kv_dtype)));
+  refuse_token_scales(problem, reasons);
   return reasons;
 }
 
 std::vector<std::string> refuses_all_but_amx_scores(const Problem& problem, const Device& device) {
   std::vector<std::string> reasons = refuses_all_but_bf16_scores(problem, device);
   refuse_unequal_dims(problem, reasons);
+  refuse_regions(problem, reasons);
   return reasons;
 }
 

@@ -47,7 +47,7 @@ DeviceList generic_instead(const Plan&, const DeviceList& list) {
   return other;
 }
 
-/// A block fills a multiprocessor.
+/// A block fills an SM.
 std::vector<DeviceList> mla_lists(const Plan& plan) {
   if (plan.exact_weights || plan.batch_invariant) {
     std::vector<DeviceList> lists = rows::cuda_generic.gpu->lists(plan);

@@ -19,7 +19,7 @@ Reasons matrix_refuses(const Problem& problem, const Device& device) {
   constexpr std::string_view kUnits[] = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"};
   Reasons reasons;
   if (!is_16_bit(problem.q_dtype)) reasons.push_back(formatted("q is {}, expected f16 or bf16", name(problem.q_dtype)));
-  if (problem.kv_dtype != problem.q_dtype && itemsize(problem.kv_dtype) != 1)
+  if (problem.kv_dtype != problem.q_dtype && !is_fp8(problem.kv_dtype))
     reasons.push_back(formatted("kv is {}, expected {} (as q) or fp8", name(problem.kv_dtype), name(problem.q_dtype)));
   const std::int64_t d = problem.head_dim;
   if (d != 64 && d != 128 && d != 256) reasons.push_back(formatted("d is {}, expected 64, 128 or 256", d));
@@ -30,6 +30,7 @@ Reasons matrix_refuses(const Problem& problem, const Device& device) {
   if (problem.out_dtype() != problem.q_dtype)
     reasons.push_back(formatted("out is {}, expected {} (as q)", name(problem.out_dtype()), name(problem.q_dtype)));
   refuse_unequal_dims(problem, reasons);
+  refuse_token_scales(problem, reasons);
   refuse_other_masks(problem, reasons);
   return reasons;
 }

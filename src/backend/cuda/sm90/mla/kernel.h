@@ -6,6 +6,7 @@
 // output (mainloop.h). Weights are rounded to the query's type (numerics.md, "Rounded weights").
 #pragma once
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/mla/epilogue.h"
 #include "backend/cuda/sm90/mla/mainloop.h"
 #include "backend/cuda/sm90/mla/producer.h"
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  hopper::wait_for_dependencies();
+  wait_for_dependencies();
   gpu::confirm_if_first(a);
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   if (group == kGroups) {
