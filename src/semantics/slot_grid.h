@@ -15,34 +15,39 @@ namespace quire::semantics {
 struct SlotGrid {
   std::int64_t per_page = 1;
   std::int64_t per_token = 1;
-  std::int64_t k_stride = 0;  ///< elements from a page of the view to the next, in K
-  std::int64_t v_stride = 0;
   bool is_slots(std::int64_t page_size) const noexcept { return per_page == page_size && per_token == 1; }
 };
 
-namespace slot_grid_detail {
-
-struct Steps {
+/// Elements from a page of a tensor to the next, and from a token to the next: of K, V, or their scales of tokens.
+struct TokenSteps {
   std::int64_t page, token;
 };
-inline Steps steps_of(const Tensor& t, CacheLayout layout) noexcept {
-  return {t.stride[0], layout == CacheLayout::hnd ? t.stride[2] : t.stride[1]};
+inline TokenSteps token_steps(const Tensor& t, CacheLayout layout) noexcept {
+  return {t.stride[0], t.rank == 4 && layout == CacheLayout::hnd ? t.stride[2] : t.stride[1]};
+}
+/// Elements from a page of the view to the next. Steps as slot_grid() has found them sound.
+inline std::int64_t grid_stride(const TokenSteps& steps, const KVCache& cache) noexcept {
+  if (page_size(cache) == 1) return steps.page;
+  return num_pages(cache) <= 1 ? steps.token : std::gcd(steps.page, steps.token);
 }
 
-}  // namespace slot_grid_detail
-
-/// The finest grid that holds all tokens of K and of V; absent for the packed layout, whose tokens are no rows, and where K and V
-/// step differently. Needs a sound cache.
+/// The finest grid that holds all tokens of K, V and scales of tokens; absent for the packed layout, whose tokens are no rows,
+/// and where these tensors step differently. Needs a sound cache.
 inline std::optional<SlotGrid> slot_grid(const KVCache& cache) noexcept {
   if (cache.layout == CacheLayout::packed) return std::nullopt;
-  const auto k = slot_grid_detail::steps_of(cache.k, cache.layout), v = slot_grid_detail::steps_of(cache.v, cache.layout);
   const std::int64_t tokens = page_size(cache);
-  if (tokens == 1) return SlotGrid{1, 1, k.page, v.page};
-  if (num_pages(cache) <= 1) return SlotGrid{tokens, 1, k.token, v.token};
-  if (k.page <= 0 || k.token <= 0 || v.page <= 0 || v.token <= 0) return std::nullopt;
-  const std::int64_t k_stride = std::gcd(k.page, k.token), v_stride = std::gcd(v.page, v.token);
-  if (k.page / k_stride != v.page / v_stride || k.token / k_stride != v.token / v_stride) return std::nullopt;
-  return SlotGrid{k.page / k_stride, k.token / k_stride, k_stride, v_stride};
+  if (tokens == 1 || num_pages(cache) <= 1) return SlotGrid{tokens, 1};
+  std::optional<SlotGrid> grid;
+  for (const Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) {
+    if (t->rank < 3) continue;
+    const TokenSteps steps = token_steps(*t, cache.layout);
+    if (steps.page <= 0 || steps.token <= 0) return std::nullopt;
+    const std::int64_t unit = std::gcd(steps.page, steps.token);
+    const SlotGrid own{steps.page / unit, steps.token / unit};
+    if (grid && (grid->per_page != own.per_page || grid->per_token != own.per_token)) return std::nullopt;
+    grid = own;
+  }
+  return grid;
 }
 
 /// Pages of the view: one behind that of the last token. Saturates.

@@ -30,22 +30,23 @@ Tensor picked(Tensor t, int axis, std::int64_t at) {
 
 int head_axis(CacheLayout layout) { return layout == CacheLayout::nhd ? 2 : 1; }
 
-/// A scale of one for all, or one for each head.
+/// A scale of one for all, one for each head, or one for each token and head.
 Tensor scale_of_head(const Tensor& scale, std::int64_t head) {
+  if (scale.rank == 3) return sliced(scale, 2, head, 1);
   return scale.rank == 1 && scale.shape[0] > 1 ? sliced(scale, 0, head, 1) : scale;
 }
 
 /// The cache as pages of one token each.
 KVCache tokens_of(KVCache cache) {
-  const std::optional<semantics::SlotGrid> grid = semantics::slot_grid(cache);
-  const std::int64_t pages = semantics::grid_pages(*grid, cache);
-  const int token_axis = cache.layout == CacheLayout::hnd ? 2 : 1;
-  const auto view = [&](Tensor& t, std::int64_t stride) {
-    t.shape[0] = pages, t.shape[token_axis] = 1;
-    t.stride[0] = t.stride[token_axis] = stride;
-  };
-  view(cache.k, grid->k_stride);
-  view(cache.v, grid->v_stride);
+  const std::int64_t pages = semantics::grid_pages(*semantics::slot_grid(cache), cache);
+  const KVCache whole = cache;
+  for (Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) {
+    if (t->rank < 3) continue;
+    const int token_axis = t->rank == 4 && cache.layout == CacheLayout::hnd ? 2 : 1;
+    const std::int64_t stride = semantics::grid_stride(semantics::token_steps(*t, cache.layout), whole);
+    t->shape[0] = pages, t->shape[token_axis] = 1;
+    t->stride[0] = t->stride[token_axis] = stride;
+  }
   return cache;
 }
 

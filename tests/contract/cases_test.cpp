@@ -800,7 +800,9 @@ void add_list_shape_cases(Cases& cases) {
     l.small.cached_lens[2] = 2;
     l.small.batch.cached_lens = Tensor::contiguous(l.small.cached_lens.data(), DType::i32, L::kEntries);
   });
-  add("Q-K04", "Q-K04 cache.k: layout nhd under lists of slots, expected nhd or hnd, with K and V alike from token to token",
+  add("Q-K04",
+      "Q-K04 cache.k: layout nhd under lists of slots, expected nhd or hnd, with K, V and scales of tokens alike from token to "
+      "token",
       [](L& l) { l.small.cache.v.stride[1] /= 2; });
   add("Q-K05", "Q-K05 row_starts: shape [4], expected [7] = [num_tokens + 1]",
       [](L& l) { l.lists.row_starts = Tensor::contiguous(l.num_keys.data(), DType::i32, 4); });

@@ -43,6 +43,7 @@ const char* const kLines[] = {
     "q=f32 heads=4:2 d=16 page=4 reqs=2x3@20,1@9 pad=5 lse=1",
     "q=f32 heads=4:2 d=16 page=4 reqs=4x6@30 causal=2x0,2x1 lse=1",
     "q=f32 heads=4:2 d=40 dv=16 page=4 reqs=3x1@40,2x5@20 lse=1",
+    "q=bf16 kv=i8 heads=4:2 d=32 page=8 reqs=3x1@50,1x6@30 kscale=token vscale=token lse=1",
     "q=f32 heads=2 d=8 page=1 reqs=3x1@20",
     "q=f32 heads=2 d=8 page=4 reqs=none",
 };
@@ -62,6 +63,14 @@ TEST(AttendSparse, TakesPagesOfAPackedCache) {
   const char* const line = "q=bf16 kv=fp8_e4m3fn heads=6:2 d=64 page=16 layout=packed reqs=3x2@70,1@40 kscale=head lse=1";
   for (const bool by_head : {false, true}) EXPECT_EQ(run(line, {.unit = page, .by_head = by_head, .width = 4}), "");
   EXPECT_THAT(run(line, {.unit = slot}), HasSubstr("Q-K04 cache.k: layout packed under lists of slots"));
+}
+
+TEST(AttendSparse, TakesPagesWhereScalesOfTokensStepOtherwise) {
+  const char* const line =
+      "q=f16 kv=fp8_e4m3fn heads=6:2 d=64 page=16 layout=hnd reqs=3x2@70,1@40 kscale=token vscale=token lse=1";
+  for (const bool by_head : {false, true}) EXPECT_EQ(run(line, {.unit = page, .by_head = by_head, .width = 4}), "");
+  EXPECT_THAT(run(line, {.unit = slot}),
+              HasSubstr("expected nhd or hnd, with K, V and scales of tokens alike from token to token"));
 }
 
 TEST(AttendSparse, TakesKAndVThatInterleave) {

@@ -134,6 +134,11 @@ inline Lists random_lists(const Case& c, const Form& form, std::uint32_t seed) {
   return made;
 }
 
+inline float& token_scale(const Case& c, const Tensor& scale, std::int64_t slot, std::int64_t head) {
+  const std::int64_t page = slot / page_size(c.cache), offset = slot % page_size(c.cache);
+  return static_cast<float*>(scale.data)[page * scale.stride[0] + offset * scale.stride[1] + head * scale.stride[2]];
+}
+
 /// NaN in K and V wherever no list of the head holds the slot.
 inline void poison_unlisted(const Case& c, const Lists& lists) {
   const std::int64_t heads = num_kv_heads(c.cache),
@@ -145,6 +150,8 @@ inline void poison_unlisted(const Case& c, const Lists& lists) {
                   lists.slots[static_cast<std::size_t>(t * heads + h)].end());
     for (std::int64_t slot = 0; slot < num_pages(c.cache) * page_size(c.cache); ++slot) {
       if (kept.contains(slot)) continue;
+      for (const Tensor* scale : {&c.cache.k_scale, &c.cache.v_scale})
+        if (scale->rank == 3) token_scale(c, *scale, slot, h) = std::nanf("");
       for (std::int64_t d = 0; d < head_dim(c.cache); ++d)
         semantics::store(c.cache.k.data, c.cache.k.dtype, element_of(c.cache, c.cache.k, true, slot, h, d), std::nanf(""));
       for (std::int64_t d = 0; d < v_head_dim(c.cache); ++d)
@@ -161,6 +168,7 @@ inline Tensor heads_of(Tensor t, std::int64_t first, std::int64_t count) {
 }
 
 inline Tensor one_scale(Tensor t, std::int64_t head) {
+  if (t.rank == 3) return t;  // gathered
   if (t.rank != 1 || t.shape[0] == 1) return t;
   t.data = static_cast<float*>(t.data) + head * t.stride[0];
   t.shape[0] = 1;
@@ -170,6 +178,7 @@ inline Tensor one_scale(Tensor t, std::int64_t head) {
 /// One KV head, with a page for each row that holds the keys of its list.
 struct Gathered {
   std::vector<std::byte> k, v;
+  std::vector<float> k_scales, v_scales;  ///< of tokens
   std::vector<std::int32_t> starts, lens, table;
   Batch batch;
   KVCache cache;
@@ -198,10 +207,17 @@ inline Gathered gathered(const Case& c, const Lists& lists, std::int64_t head) {
                       static_cast<std::size_t>(item));
     };
     copy(g.k, c.cache.k, true, dk), copy(g.v, c.cache.v, false, dv);
+    for (const auto& [scale, to] : {std::pair{&c.cache.k_scale, &g.k_scales}, std::pair{&c.cache.v_scale, &g.v_scales}}) {
+      to->resize(static_cast<std::size_t>((t + 1) * most), 1.0f);
+      for (std::size_t j = 0; scale->rank == 3 && j < slots.size(); ++j)
+        (*to)[static_cast<std::size_t>(t * most) + j] = token_scale(c, *scale, slots[j], head);
+    }
   }
   g.cache.k = Tensor::contiguous(g.k.data(), c.cache.k.dtype, rows, most, 1, dk);
   g.cache.v = Tensor::contiguous(g.v.data(), c.cache.v.dtype, rows, most, 1, dv);
   g.cache.k_scale = one_scale(c.cache.k_scale, head), g.cache.v_scale = one_scale(c.cache.v_scale, head);
+  if (c.cache.k_scale.rank == 3) g.cache.k_scale = Tensor::contiguous(g.k_scales.data(), DType::f32, rows, most, 1);
+  if (c.cache.v_scale.rank == 3) g.cache.v_scale = Tensor::contiguous(g.v_scales.data(), DType::f32, rows, most, 1);
   g.batch.query = heads_of(c.batch.query, head * group, group);
   g.batch.output = heads_of(c.batch.output, head * group, group);
   g.batch.lse = heads_of(c.batch.lse, head * group, group);
@@ -227,7 +243,7 @@ inline std::vector<double> softmax_of(const Case& c, const std::vector<std::int6
   const std::int64_t dk = head_dim(c.cache), dv = v_head_dim(c.cache);
   const auto at = [](const Tensor& t, std::int64_t i) { return static_cast<double>(semantics::load(t.data, t.dtype, i)); };
   const auto scale = [&](const Tensor& t) {
-    return !t.present() ? 1.0 : at(t, t.rank == 1 && t.shape[0] > 1 ? head * t.stride[0] : 0);
+    return !t.present() || t.rank == 3 ? 1.0 : at(t, t.rank == 1 && t.shape[0] > 1 ? head * t.stride[0] : 0);
   };
   std::vector<double> scores;
   for (const std::int64_t slot : slots) {
@@ -236,6 +252,7 @@ inline std::vector<double> softmax_of(const Case& c, const std::vector<std::int6
       dot += at(c.batch.query, row * c.batch.query.stride[0] + q_head * c.batch.query.stride[1] + d * c.batch.query.stride[2]) *
              at(c.cache.k, element_of(c.cache, c.cache.k, true, slot, head, d));
     dot *= scale(c.batch.q_scale) * scale(c.cache.k_scale);
+    if (c.cache.k_scale.rank == 3) dot *= static_cast<double>(token_scale(c, c.cache.k_scale, slot, head));
     dot *= c.options.softmax_scale ? static_cast<double>(*c.options.softmax_scale) : 1 / std::sqrt(static_cast<double>(dk));
     if (c.options.logits_soft_cap) dot = *c.options.logits_soft_cap * std::tanh(dot / *c.options.logits_soft_cap);
     scores.push_back(dot);
@@ -247,8 +264,9 @@ inline std::vector<double> softmax_of(const Case& c, const std::vector<std::int6
   for (const double s : scores) most = std::max(most, s);
   if (sink) sum += std::exp(of_sink - most);
   for (std::size_t j = 0; j < slots.size(); ++j) {
-    const double weight = std::exp(scores[j] - most);
+    double weight = std::exp(scores[j] - most);
     sum += weight;
+    if (c.cache.v_scale.rank == 3) weight *= static_cast<double>(token_scale(c, c.cache.v_scale, slots[j], head));
     for (std::int64_t d = 0; d < dv; ++d)
       out[static_cast<std::size_t>(d)] += weight * at(c.cache.v, element_of(c.cache, c.cache.v, false, slots[j], head, d));
   }
