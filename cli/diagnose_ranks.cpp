@@ -21,6 +21,7 @@ Result<std::vector<Case>> captures_of(const Words& files) {
                     formatted("{}: it has no note \"{}\"; several files are the captures of the ranks of one "
                               "call, which quire.distributed.attend(..., capture=) writes",
                               file, kRankNote));
+    c->notes[std::string(kFileNote)] = file;
     captures.push_back(std::move(c).value());
   }
   return captures;

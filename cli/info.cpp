@@ -30,7 +30,7 @@ Json device_choice(const Device& device, const Problem& problem, std::string& te
   const Explanation e = explain(problem, device, {});
   const std::string what = device.product.empty() ? "this CPU" : device.product;
   text += formatted("device    {}: {}, {} {}\n", device.name, what, device.num_threads,
-                    device.backend == Backend::cpu ? "threads" : "multiprocessors or compute units");
+                    device.backend == Backend::cpu ? "threads" : "SMs or CUs");
   text += formatted("runs      {}\n", e.chosen.empty() ? "nothing: no kernel of this build" : e.chosen);
   Json refused = Json::array();
   for (const Refusal& r : e.refusals) {

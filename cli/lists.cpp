@@ -80,7 +80,7 @@ Report run_devices(const Terminal& terminal) {
     report.text += device_row(device, "pretended");
     list.push_back(device_json(device, /*host=*/false));
   }
-  report.text += "threads: cores, multiprocessors or compute units; L2: per core on CPUs, per device on GPUs.\n";
+  report.text += "threads: cores, SMs or CUs; L2: per core on CPUs, per device on GPUs.\n";
   // Reason why there is no GPU: the toolkit that the build lacked, or the library or device that the machine lacks.
   const std::string why_none = gpu_devices().empty() ? gpu_device().status().message() : "";
   if (!why_none.empty()) report.text += "no GPU: " + why_none + "\n";

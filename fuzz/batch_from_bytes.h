@@ -308,6 +308,31 @@ class FuzzBatch {
     if (in.chance(2)) workshop_.add(batch.key_begin, index, {num_reqs_}, key_begin);
     if (!batch.causal.present()) options.causal = in.chance(2);
     if (in.chance(3)) options.window_right = in.below(8) - 1;
+    if (in.chance(2)) shapes(in, starts.back(), index);
+  }
+
+  /// Chunks, spans, prefixes and trees; now and then a value that is none.
+  void shapes(Bytes& in, std::int64_t rows, DType index) {
+    std::vector<std::int64_t> spans, prefixes, trees, bits;
+    const std::int64_t odd[] = {-1, 257, 1000, INT32_MAX};
+    const std::int64_t most = in.below(4), num_bytes = 1 + in.below(3);
+    for (std::int64_t r = 0; r < num_reqs_; ++r) {
+      prefixes.push_back(in.chance(20) ? in.pick(odd) : in.below(12));
+      trees.push_back(in.chance(20) ? in.pick(odd) : in.below(6));
+      for (std::int64_t i = 0, at = in.below(5); i < most; ++i) {
+        const std::int64_t length = in.chance(3) ? 0 : in.below(9);
+        spans.insert(spans.end(), {in.chance(30) ? in.pick(odd) : at, at + length});
+        at += length + in.below(3);
+      }
+    }
+    for (std::int64_t i = 0; i < rows * num_bytes; ++i) bits.push_back(in.chance(2) ? 255 : in.below(256));
+    if (in.chance(2)) workshop_.add(batch.spans, index, {num_reqs_, most, 2}, spans);
+    if (in.chance(2)) workshop_.add(batch.prefix_lens, index, {num_reqs_}, prefixes);
+    if (in.chance(2)) workshop_.add(batch.tree_lens, index, {num_reqs_}, trees);
+    if (batch.tree_lens.present() != in.chance(20)) workshop_.add(batch.tree_mask, DType::u8, {rows, num_bytes}, bits);
+    if (in.chance(2)) options.attention_chunk = in.below(30);
+    if (!batch.prefix_lens.present() && in.chance(3)) options.prefix_len = in.below(9) - 1;
+    options.spans_beyond_window = in.chance(2);
   }
 
   /// Slips that engines make: lengths that run ahead of the table, freed pages left where no row looks, slots of another step.
@@ -409,9 +434,10 @@ class FuzzBatch {
     for (const Tensor* side : {&cache.k, &cache.v}) {
       if (!contract::strides_nest(*side)) return false;
       for (const Tensor* other :
-           {&batch.query, &batch.query_start_loc, &batch.seq_lens, &batch.block_table, &batch.cached_lens, &batch.key,
-            &batch.value, &batch.slot_mapping, &batch.request_ids, &batch.causal, &batch.q_begin, &batch.key_begin,
-            &options.alibi_slopes, &options.sinks, &cache.k_scale, &cache.v_scale})
+           {&batch.query,     &batch.query_start_loc, &batch.seq_lens,     &batch.block_table, &batch.cached_lens,
+            &batch.key,       &batch.value,           &batch.slot_mapping, &batch.request_ids, &batch.causal,
+            &batch.q_begin,   &batch.key_begin,       &batch.spans,        &batch.prefix_lens, &batch.tree_mask,
+            &batch.tree_lens, &options.alibi_slopes,  &options.sinks,      &cache.k_scale,     &cache.v_scale})
         if (other->present() && contract::may_overlap(*side, *other)) return false;
     }
     return !contract::may_overlap(cache.k, cache.v);

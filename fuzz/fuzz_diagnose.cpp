@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "capture_from_bytes.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
@@ -49,16 +50,9 @@ void demand_sense(const quire::Diagnosis& d) {
 
 }  // namespace
 
-/// Reads the input like fuzz_capture: a whole file, or (first byte 1) JSON and data that get the right length prefix.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
-  std::string file(reinterpret_cast<const char*>(data + 1), size - 1);
-  if (data[0] == 1) {
-    const std::size_t header = file.find('\n') == std::string::npos ? file.size() : file.find('\n') + 1;
-    std::string prefix;
-    for (int i = 0; i < 8; ++i) prefix += static_cast<char>(static_cast<std::uint64_t>(header) >> (8 * i) & 0xFF);
-    file = prefix + file;
-  }
+  const std::string file = quire::fuzz::capture_of(data, size);
   const auto c = quire::parse_capture(std::as_bytes(std::span(file)));
   if (!c.ok()) return 0;
   const bool sound = quire::check(c->batch, c->cache, c->options, quire::Depth::tables).ok();

@@ -9,7 +9,7 @@ that the emulators which execute these code objects do not know: the kernels' ev
 traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
 
 Of the Hopper kernels (src/backend/cuda/sm90) it fails if one keeps more in local memory than LOCAL_BYTES says, needs more registers than
-leave room for its blocks on a multiprocessor, has static shared memory of its own, or is without wgmma (HGMMA) or tensor copies
+leave room for its blocks on an SM, has static shared memory of its own, or is without wgmma (HGMMA) or tensor copies
 (UTMALDG), merges apart. The machine code is read in the objects themselves, instruction words and all: no disassembler is needed.
 
 usage: check_gpu_kernels.py              check src/backend
@@ -174,7 +174,7 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 
 # --- Hopper: machine code in the objects of a build -------------------------------------------------------------------------------
 
-REGISTERS = 65536  # of a multiprocessor, given out to warps
+REGISTERS = 65536  # of an SM, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
 # (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
@@ -187,7 +187,9 @@ LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 12
                "decode B?[Ff]16 Packed(Fp8)?Tiles 256 8": 24,
                # Outside the loop over tiles: the place of a tile's values where this step's rows and packed ones meet.
                "prefill B?[Ff]16 packed (128|256)": 64, "prefill B?[Ff]16 packed codes (128|256)": 96,
-               "prefill B?[Ff]16 codes (128|256)": 8}
+               "prefill B?[Ff]16 codes (128|256)": 8,
+               # The producers', of 40 registers a thread, where they copy key by key.
+               "mla B?[Ff]16": 16}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
 OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
 
@@ -221,7 +223,7 @@ def hopper_kernels(elf: bytes) -> "list[dict]":
 
 
 def blocks_of(kernel: str) -> int:
-    """Blocks of a multiprocessor that plans count with (src/plan/kernels/cuda_sm90.h): of decode's, by head_dim and score rows."""
+    """Blocks of an SM that plans count with (src/plan/kernels/cuda_sm90.h): of decode's, by head_dim and score rows."""
     numbers = [int(word) for word in kernel.split() if word.isdigit()]
     if not kernel.startswith("decode ") or not numbers or numbers[0] > 128 or numbers[1:] not in ([], [8]):
         return 1

@@ -29,7 +29,8 @@ THREADS = ["src/threads/"]
 SEMANTICS = ["src/semantics/", *TEXT]
 SCHEDULE = ["src/schedule/"]
 NUMERICS = ["src/numerics/"]
-DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "qualifiers")), *TEXT]
+CEIL_DIV = ["src/semantics/ceil_div.h"]
+DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "qualifiers")), *CEIL_DIV, *TEXT]
 
 # Folder -> what its files may include besides their own folder. The longest matching folder counts.
 ALLOWED = {
@@ -38,15 +39,16 @@ ALLOWED = {
     "src/threads/": [],
     "src/semantics/": PUBLIC_TYPES,
     # How devices cut their work: numbers alone, for the host and for devices.
-    "src/schedule/": ["src/semantics/qualifiers.h", "src/semantics/visible_range.h"],
+    "src/schedule/": ["src/semantics/qualifiers.h", "src/semantics/visible_range.h", *CEIL_DIV],
     "src/batch/": PUBLIC + SEMANTICS,
     "src/device/": PUBLIC + TEXT,
     "src/contract/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/pool/": PUBLIC + SEMANTICS,
     "src/plan/": PUBLIC + SEMANTICS + SCHEDULE + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
-    "src/distributed/": PUBLIC + TEXT + ["src/device/"],
-    "src/cascade/": PUBLIC + TEXT + ["src/device/"],
+    "src/distributed/": PUBLIC + TEXT + CEIL_DIV + ["src/device/"],
+    "src/cascade/": PUBLIC + TEXT + CEIL_DIV + ["src/device/"],
+    "src/sparse/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # How far a right kernel may be from the reference, and the comparison by it.
     "src/numerics/": PUBLIC + DTYPE_DECODE,
@@ -57,7 +59,7 @@ ALLOWED = {
     "src/report/": PUBLIC + DTYPE_DECODE + NUMERICS,
     "src/diagnose/": PUBLIC + DTYPE_DECODE + NUMERICS + THREADS + ["src/faults/", "src/report/"],
     "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + ["src/report/", "src/device/", "src/cases/"],
-    "src/bench/": PUBLIC + TEXT + ["src/cases/", "src/device/"],
+    "src/bench/": PUBLIC + TEXT + CEIL_DIV + ["src/cases/", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + NUMERICS + DTYPE_DECODE + THREADS,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],

@@ -23,7 +23,7 @@ GROUPS = {
     "Errors": ["Error", "ArgumentError", "ContractError", "UnsupportedError", "OutOfPagesError", "OutOfMemoryError", "ParseError",
                "FileError", "DeviceError", "RankError", "InternalError"],
 }
-MODULES = ["quire.cascade", "quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
+MODULES = ["quire.cascade", "quire.sparse", "quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------------------

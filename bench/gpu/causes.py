@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import conformance
-import run_h200
+import run_device
 import targets
 
 SECTIONS = ["SpeedOfLight", "WarpStateStats", "SchedulerStats", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis"]
@@ -116,7 +116,7 @@ def main() -> int:
         results.append({"line": case["line"], **(answer if isinstance(answer, dict) else {"refused": answer})})
     report = {"device": conformance.device(), "date": datetime.date.today().isoformat(), "commit": args.commit,
               "method": "ncu, the first launch on each line, cold caches, clocks as they come", "results": results}
-    run_h200.save(Path(args.out, "h200-causes.json"), report)
+    run_device.save(Path(args.out, "h200-causes.json"), report)
     return 0 if all("refused" not in row for row in results) else 1
 
 

@@ -36,6 +36,7 @@ CASES = {
 }
 HEAD_CASES = {"B64 8k, TP": (32, 8, 64, 1 << 13, 0.52)}
 PREFILLS = {"prompt 64k": (32, 8, 1, 1 << 16, 0.54), "prompts 4 x 8k": (32, 8, 4, 1 << 13, None)}
+UNEVEN = {"uneven prompts": (1, 37, 0, 1000, 2049)}
 TOO_LARGE = {"B1 24M": (32, 8, 1, 24 << 20, None)}  # 103 GB of keys and values
 OVERLAPS = (2, 4)  # chunks of heads
 REPLAYS = 4  # of a graph in one timing
@@ -269,7 +270,7 @@ def measure_heads(name: str, group: Group, device: torch.device, timer: Timer) -
 
 
 def measure_prefill(name: str, group: Group, device: torch.device, timer: Timer) -> dict:
-    """Whole prompts in zig-zag order, keys gathered by chunks of heads, beside one GPU that holds all of it."""
+    """Whole prompts in zig-zag order, keys gathered by chunks of heads or round a ring, beside one GPU that holds all of it."""
     heads, kv_heads, prompts, length, target = {**PREFILLS, **SMALL}[name]
     dtype, pages = torch.bfloat16, -(-length // PAGE)
     generator = torch.Generator(device).manual_seed(7)
@@ -292,35 +293,100 @@ def measure_prefill(name: str, group: Group, device: torch.device, timer: Timer)
     out = torch.empty_like(own[0])
     seconds = {"one_us": timer(1, lambda: quire.attend(batch, cache, plan=made, workspace=space))}
     plans = {n: prefill_plan(*own, zigzag=zigzag, group=group, head_chunks=n) for n in (1, 2, 4) if kv_heads % n == 0}
+    ratios = {}
     for n, step in plans.items():
         seconds[f"sharded_{n}_us"] = timer(1, lambda p=step: prefill(*own, group=group, plan=p, output=out))
+    ratios["gather"] = prefill_ratio(out, own[0], k, v, prompt, position, length, merged=False)
+    difference = float((out.float() - one_out[mine].float()).abs().max())
+    ring = prefill_plan(*own, zigzag=zigzag, group=group, exchange="ring")
+    out.fill_(float("nan"))
+    seconds["ring_us"] = timer(1, lambda: prefill(*own, group=group, plan=ring, output=out))
+    ratios["ring"] = prefill_ratio(out, own[0], k, v, prompt, position, length, merged=True)
+    seconds.update(ring_parts(own, zigzag, ring, group, timer))
     seconds["one_again_us"] = timer(1, lambda: quire.attend(batch, cache, plan=made, workspace=space))
-    best = min(value for key, value in seconds.items() if key.startswith("sharded"))
+    one = min(seconds["one_us"], seconds["one_again_us"])
+    gathered = min(value for key, value in seconds.items() if key.startswith("sharded"))
     return {
         "case": name,
         "problem": f"q=bf16 heads={heads}:{kv_heads} d=128 page={PAGE} reqs={prompts}x{length}",
         "ranks": group.world,
         "one_kernel": made.kernel,
         "own_kernel": plans[1].local.kernel,
+        "ring_kernels": [call.local.kernel for call in (ring.calls.own, ring.calls.earlier, ring.calls.later)],
+        "received_bytes_per_s": link_bandwidth(group, device),
         **{key: round(1e6 * value, 2) for key, value in seconds.items()},
-        "sharded_over_one": round(best / min(seconds["one_us"], seconds["one_again_us"]), 3),
+        "sharded_over_one": round(gathered / one, 3),
+        "ring_over_one": round(seconds["ring_us"] / one, 3),
         "target": target,
-        "largest_difference": float((out.float() - one_out[mine].float()).abs().max()),
-        "worst_error_ratio": round(prefill_ratio(out, own[0], k, v, prompt, position, length), 3),
+        "largest_difference": difference,
+        "worst_error_ratio": round(ratios["gather"], 3),
+        "ring_worst_error_ratio": round(ratios["ring"], 3),
+        "auto": str(prefill_plan(*own, zigzag=zigzag, group=group).exchange),
     }
 
 
-def prefill_ratio(out, query, k, v, prompt, position, length: int) -> float:
-    """Largest error over the tolerance of a few rows, the first and the last of each prompt among them."""
+def ring_parts(own, zigzag, ring, group: Group, timer: Timer) -> dict:
+    """Seconds of what a ring does, each alone on this rank: its calls of attention, a merge, a block's way to the next rank."""
+    query, key, value = own
+    block = torch.zeros((2, zigzag.num_pages * PAGE, *key.shape[1:]), dtype=key.dtype, device=key.device)
+    received = torch.empty_like(block)
+    part = torch.zeros(query.shape, dtype=query.dtype if ring.calls.partials == "query" else torch.float32, device=query.device)
+    lse = torch.zeros(query.shape[:2], device=query.device)
+    total, total_lse = torch.zeros_like(query), torch.zeros_like(lse)
+    cache = quire.KVCache(*(half.reshape(-1, PAGE, *key.shape[1:]) for half in block))
+    block[0, : len(key)], block[1, : len(value)] = key, value
+
+    def call(made, options):
+        batch = quire.Batch(query=query, output=part, lse=lse, **made.indices)
+        return lambda: quire.attend(batch, cache, options, plan=made.local, workspace=ring.workspace)
+
+    seen = quire.Options(causal=False)
+    other = ring.calls.later if zigzag.rank < zigzag.world - 1 else ring.calls.earlier
+    return {
+        "ring_own_us": timer(1, call(ring.calls.own, None)),
+        "ring_other_us": timer(1, call(other, seen)),
+        "ring_merge_us": timer(1, lambda: quire.merge(total, total_lse, part, lse, total, total_lse)),
+        "ring_shift_us": timer(1, lambda: group.shift(block, received)()),
+    }
+
+
+def prefill_ratio(out, query, k, v, prompt, position, length: int, merged: bool) -> float:
+    """Largest error over the tolerance of a few rows, the first and the last of each prompt among them. merged: of 16-bit parts, each of
+    which is rounded by 2**-9 of its size."""
     rows = sorted({0, len(position) // 3, len(position) // 2, len(position) - 1})
     worst = 0.0
     for row in rows:
         first = int(prompt[row]) * length
         keys = slice(first, first + int(position[row]) + 1)
         expected, bound = fp64_row(query[row], k[keys], v[keys])
-        tolerance = 2.0**-8 * expected.abs() + (2.0**-24 * (32 + 8 * (position[row] + 1.0) ** 0.5) + 2.0**-9) * bound
+        rounded = 2.0**-9 * (2 if merged else 1)  # weights, parts
+        tolerance = 2.0**-8 * expected.abs() + (2.0**-24 * (32 + 8 * (position[row] + 1.0) ** 0.5) + rounded) * bound
         worst = max(worst, float(((out[row].double() - expected).abs() / tolerance).max()))
     return worst
+
+
+def check_uneven(name: str, group: Group, device: torch.device, timer: Timer) -> dict:
+    """All rows of prompts that do not divide, by a gather and by a ring, against fp64. Nothing is timed."""
+    lengths, heads, kv_heads = UNEVEN[name], 8, 2
+    generator = torch.Generator(device).manual_seed(11)
+    q, k, v = (torch.randn(sum(lengths), h, 128, dtype=torch.bfloat16, device=device, generator=generator) for h in (heads, kv_heads, kv_heads))
+    firsts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
+    zigzag = ZigZag(group.rank, group.world, lengths, PAGE)
+    prompt, position = (torch.from_numpy(a) for a in zigzag.rows)
+    mine = (firsts[prompt] + position).to(device)
+    own = [a[mine].contiguous() for a in (q, k, v)]
+    outs = {kind: prefill(*own, group=group, zigzag=zigzag, exchange=kind, output=torch.full_like(own[0], float("nan"))) for kind in ("gather", "ring")}
+    worst = dict.fromkeys(outs, 0.0)
+    for row in range(0, len(mine), 1 if len(mine) < 300 else 7):
+        first = int(firsts[prompt[row]])
+        keys = slice(first, first + int(position[row]) + 1)
+        expected, bound = fp64_row(own[0][row], k[keys], v[keys])
+        for kind, out in outs.items():
+            rounded = 2.0**-9 * (1 + (kind == "ring"))
+            tolerance = 2.0**-8 * expected.abs() + (2.0**-24 * (32 + 8 * (float(position[row]) + 1) ** 0.5) + rounded) * bound
+            worst[kind] = max(worst[kind], float(((out[row].double() - expected).abs() / tolerance).nan_to_num(1e9).max()))
+    return {"case": name, "problem": f"q=bf16 heads={heads}:{kv_heads} d=128 page={PAGE} reqs={','.join(map(str, lengths))}", "ranks": group.world,
+            "worst_error_ratio": round(worst["gather"], 3), "ring_worst_error_ratio": round(worst["ring"], 3)}  # fmt: skip
 
 
 def measure_too_large(name: str, group: Group, device: torch.device, timer: Timer) -> dict:
@@ -393,7 +459,7 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each timing")
-    parser.add_argument("--only", help="cases whose name begins so")
+    parser.add_argument("--only", help="cases whose name begins so; several by commas")
     parser.add_argument("--partials", nargs="+", default=["query", "f32"])
     parser.add_argument("--profile", default="", help="a decode case")
     args = parser.parse_args()
@@ -416,11 +482,12 @@ def main() -> None:
     }
 
     def asked(cases):
-        return [name for name in (cases if on_gpu else SMALL) if name.startswith(args.only or "")]
+        return [name for name in (cases if on_gpu else SMALL) if name.startswith(tuple((args.only or "").split(",")))]
 
     jobs = [(measure, name, partials) for name in asked(CASES) for partials in args.partials]
     jobs += [(measure_heads, name, None) for name in asked(HEAD_CASES)]
     jobs += [(measure_prefill, name, None) for name in asked(PREFILLS)]
+    jobs += [(check_uneven, name, None) for name in UNEVEN if name.startswith(tuple((args.only or "").split(",")))]
     jobs += [(measure_too_large, name, None) for name in (asked(TOO_LARGE) if on_gpu else [])]
     for function, name, partials in jobs:
         row = function(name, group, device, timer, *([partials] if partials else []))

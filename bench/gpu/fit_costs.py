@@ -24,7 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import run_h200
+import run_device
 
 PLAN = Path(__file__).resolve().parents[2] / "src/plan"
 HEADER = PLAN / "device_costs.h"
@@ -93,7 +93,7 @@ def predict_again(quire: str, product: str, path: Path) -> None:
         prediction = prediction_of(quire, product, row)
         row["predicted_us"] = round(prediction["us"], 2) if prediction else 0
         row["served_by"] = [one["served_by"] for one in prediction["lists"] if one["items"]] if prediction else []
-    run_h200.save(path, run)
+    run_device.save(path, run)
 
 
 def row_of(bodies: dict, one: dict, fp8: bool, dim: int) -> dict:

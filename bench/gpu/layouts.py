@@ -22,8 +22,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from run_h200 import save
-from targets import ROOT, swap
+from run_device import save
+from targets import ROOT, compare_tables
 
 PAGE, RESULTS = ROOT / "docs/kernels/layouts.md", ROOT / "bench/results/h200-layouts.json"
 PACKED_PAGE, PACKED_RESULTS = ROOT / "docs/lab/2026-11-25-packed.md", ROOT / "bench/results/h100-packed.json"
@@ -133,16 +133,9 @@ def packed_table(report: dict) -> str:
 
 
 def check(update: bool) -> int:
-    wrong = []
-    for name, page, results, make in (("layouts", PAGE, RESULTS, table), ("packed", PACKED_PAGE, PACKED_RESULTS, packed_table)):
-        text = make(json.loads(results.read_text(encoding="utf-8")))
-        new, there = swap(page.read_text(encoding="utf-8"), name, text)
-        if update:
-            page.write_text(new, encoding="utf-8")
-        elif there != text:
-            wrong.append(f"{page}: table {name} is not that of {results}; bench/gpu/layouts.py --update")
-    print("\n".join(wrong) or "ok")
-    return 1 if wrong else 0
+    tables = [(name, page, results, make(json.loads(results.read_text(encoding="utf-8"))))
+              for name, page, results, make in (("layouts", PAGE, RESULTS, table), ("packed", PACKED_PAGE, PACKED_RESULTS, packed_table))]
+    return compare_tables(tables, "bench/gpu/layouts.py", update)
 
 
 def main() -> int:

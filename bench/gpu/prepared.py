@@ -21,8 +21,8 @@ import sys
 import time
 from pathlib import Path
 
-from run_h200 import save
-from targets import ROOT, swap
+from run_device import save
+from targets import ROOT, compare_tables
 
 RESULTS = ROOT / "bench/results/h100-prepared.json"
 HOST_COST, LAYOUTS = ROOT / "docs/kernels/host_cost.md", ROOT / "docs/kernels/layouts.md"
@@ -248,17 +248,9 @@ def source(report: dict) -> str:
 
 def compare_pages(update: bool) -> int:
     report = json.loads(RESULTS.read_text(encoding="utf-8"))
-    bad = []
-    for page, name, make in ((HOST_COST, "prepared", table_of_layers), (HOST_COST, "prepared-host", table_of_host),
-                             (LAYOUTS, "bounds", table_of_bounds)):  # fmt: skip
-        text = make(report)
-        changed, there = swap(page.read_text(encoding="utf-8"), name, text)
-        if update:
-            page.write_text(changed, encoding="utf-8")
-        elif there != text:
-            bad.append(f"{page}: table {name} is not that of {RESULTS}; bench/gpu/prepared.py --update")
-    print("\n".join(bad) or "ok")
-    return 1 if bad else 0
+    tables = [("prepared", HOST_COST, RESULTS, table_of_layers(report)), ("prepared-host", HOST_COST, RESULTS, table_of_host(report)),
+              ("bounds", LAYOUTS, RESULTS, table_of_bounds(report))]
+    return compare_tables(tables, "bench/gpu/prepared.py", update)
 
 
 def main() -> int:

@@ -4,7 +4,7 @@
 
 usage: targets.py             compare the pages with bench/results/h200-attend.json and h100-attend.json
        targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
-       targets.py --lines     print what run_h200.py times
+       targets.py --lines     print what run_device.py times
        targets.py --self-test plant faults in the result file, the targets and a page, and demand that each is found
 
 A table stands between <!-- table: NAME --> and <!-- /table: NAME -->.
@@ -241,21 +241,27 @@ def swap(page: str, table: str, text: str) -> "tuple[str, str]":
     return page[:first] + text + page[last:], page[first:last]
 
 
+def compare_tables(tables: "list[tuple[str, Path, Path, str]]", tool: str, update: bool) -> int:
+    """Compares (or writes) tables of pages, each a name, its page, the results that it is made from, and its text. Exit status."""
+    differing = []
+    for name, page, source, text in tables:
+        new, there = swap(page.read_text(encoding="utf-8"), name, text)
+        if update:
+            page.write_text(new, encoding="utf-8")
+        elif there != text:
+            differing.append(f"{page.relative_to(ROOT)}: table {name} is not that of {source.relative_to(ROOT)}; {tool} --update")
+    print("\n".join(differing) or "ok")
+    return 1 if differing else 0
+
+
 def check(update: bool) -> int:
-    cases, report, differing = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8")), []
+    cases, report = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8"))
     peers, causes = json.loads(PEERS.read_text(encoding="utf-8"))["results"], json.loads(CAUSES.read_text(encoding="utf-8"))
     tables = [(table, path, RESULTS, render(table, cases, report, peers)) for table, path in PAGES.items()]
     tables += [(f"causes of {table}", PAGES[table], CAUSES, causes_text(table, cases, causes)) for table in ("decode", "prefill")]
     h100 = json.loads(H100.read_text(encoding="utf-8"))
     tables.append(("every line", H100_PAGE, H100, predictions_text(cases, h100)))
-    for table, path, source, text in tables:
-        page, there = swap(path.read_text(encoding="utf-8"), table, text)
-        if update:
-            path.write_text(page, encoding="utf-8")
-        elif there != text:
-            differing.append(f"{path.relative_to(ROOT)}: its table is not that of {source.relative_to(ROOT)}; bench/gpu/targets.py --update")
-    print("\n".join(differing) or "ok")
-    return 1 if differing else 0
+    return compare_tables(tables, "bench/gpu/targets.py", update)
 
 
 def self_test() -> int:

@@ -7,8 +7,13 @@
 //   key_pos(r, j)  = key_begin[r] + j                                   for key j of request r, 0 <= j < seq_lens[r]
 //   q_pos(r, i)    = q_begin[r] + i                                     for row i of request r
 //   key_begin absent = 0; q_begin absent = key_begin[r] + context_len(r): rows stand at the end of their keys
-//   a key at position k is visible to a row at position q  iff
-//     k <= q if the request is causal, else k <= q + window_right (if set)      and  q - k < sliding_window (if set)
+//   a key at position k is visible to a row at position q  iff (each condition, if its field is set)
+//     ordered  k <= q if the request is causal, else k <= q + window_right      or  k and q lie in one span of r
+//   and
+//     near     |q - k| < sliding_window (to later keys only within a span)  and  floor(k / attention_chunk) = floor(q /
+//     attention_chunk)
+//              or  k < prefix_len(r)      or  k and q lie in one span of r and spans_beyond_window
+//   except the last tree_lens[r] keys of r: of them, a row sees those whose bit is set in its row of tree_mask, and no other
 //   query head h reads KV head  h / (num_q_heads / num_kv_heads)
 #pragma once
 
@@ -62,6 +67,16 @@ struct Batch {
                        ///< but at the end if keys of r come from `key`; absent = key_begin + context_len
   Tensor key_begin{};  ///< optional [num_reqs]; position of r's first key, >= 0: r's shard of a context begins there, or its
                        ///< cache lost its head; block_table counts from this key; absent = 0
+  Tensor spans{};      ///< optional [num_reqs, max_spans, 2]; positions [begin, end) whose rows see each other's keys, also later
+                       ///< ones: images in a causal prompt, a prefix LM's prefix. Ascending and disjoint; behind the last span of
+                       ///< r every entry has begin = end. vLLM's mm_prefix_range, but with an exclusive end
+  Tensor prefix_lens{};  ///< optional [num_reqs]; keys at positions below prefix_lens[r] are hidden by no window and no chunk:
+                         ///< StreamingLLM's first tokens (Xiao et al. 2024, arXiv:2309.17453), the prompt of a model that puts a
+                         ///< window on generated tokens alone; >= 0; absent = Options::prefix_len for all
+  Tensor tree_mask{};  ///< optional u8 [num_tokens, num_bytes], 1 to 32 bytes a row; bit b (bit b % 8 of byte b / 8) says whether
+                       ///< the row sees key seq_len - tree_lens[r] + b of its request: a tree of draft tokens (SpecInfer, Miao et
+                       ///< al. 2024, arXiv:2305.09781). Comes with tree_lens
+  Tensor tree_lens{};  ///< optional [num_reqs]; last keys of r that tree_mask speaks of, 0 to 8 num_bytes; 0: r has no tree
 };
 
 /// Query rows that belong to a request: num_tokens without padding rows. Reads query_start_loc, which is in host memory and
@@ -78,6 +93,10 @@ struct Options {
   bool causal = true;                            ///< false: rows of all requests see later keys, too; see Batch::causal
   std::optional<std::int64_t> window_right{};  ///< later keys visible to a query of a request that is not causal; >= 0; absent =
                                                ///< all. FlashAttention's window_size is (sliding_window - 1, window_right)
+  std::optional<std::int64_t> attention_chunk{};  ///< tokens of a chunk; rows see keys of their own chunk alone, of which chunk i
+                                                  ///< holds positions [i, i + 1) * attention_chunk (Llama 4); >= 1
+  std::optional<std::int64_t> prefix_len{};       ///< Batch::prefix_lens of all requests; >= 0
+  bool spans_beyond_window = false;               ///< true: neither window nor chunk hides keys of a row's own span (vLLM's rule)
 };
 
 }  // namespace quire

@@ -31,7 +31,7 @@ struct Device {
   std::string name;  ///< "scalar", "avx2", "avx512", "avx512bf16", "sm90", "gfx942", ...
   Backend backend = Backend::cpu;
   std::uint32_t cpu_features = 0;
-  int num_threads = 1;              ///< threads (CPU) or SMs / compute units (GPU)
+  int num_threads = 1;              ///< threads (CPU), SMs or CUs (GPU)
   std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
   int sm = 0;                       ///< CUDA compute capability, 10 * major + minor; 0 for all others
   int ordinal = -1;                 ///< number of this machine's GPU; -1 for CPUs and pretended devices

@@ -98,6 +98,9 @@ Findings check_shard_slots(const ContextShard& shard, std::span<const std::int64
 /// Applies rule Q-D05: all ranks state the same facts about a step. facts[k * names.size() + i] is fact i of rank k; every rank
 /// must state the facts of rank 0.
 Findings check_ranks(std::span<const std::string> names, std::span<const std::int64_t> facts);
+/// Applies rule Q-D07: options of prompts whose rows and keys are spread over ranks. ring: keys go from rank to rank, so a row
+/// sees all keys of another rank's block or none.
+Findings check_prompts(const Options& options, bool ring);
 
 /// Slots of tokens in this rank's cache: slot = page * page_size + offset of the token's local index, -1 where another rank holds
 /// the position. requests[t] is the token's row of `local_table` [*, pages_per_request], which holds pages of this rank's cache.

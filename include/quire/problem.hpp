@@ -19,15 +19,26 @@ struct Request {
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   std::int64_t cached_len = 0;
-  bool causal = true;          ///< from Batch::causal or Options::causal
-  std::int64_t shift = 0;      ///< positions from the end of the keys to where the rows stand; 0 unless Batch::q_begin is given
-  std::int64_t key_begin = 0;  ///< position of the first key
+  bool causal = true;           ///< from Batch::causal or Options::causal
+  std::int64_t shift = 0;       ///< positions from the end of the keys to where the rows stand; 0 unless Batch::q_begin is given
+  std::int64_t key_begin = 0;   ///< position of the first key
+  std::int64_t prefix_len = 0;  ///< keys at positions below it are hidden by no window and no chunk
+  std::int64_t tree_len = 0;    ///< last keys that Batch::tree_mask speaks of
+  std::int64_t first_span = 0;  ///< its spans are Problem::spans[first_span ...]
+  std::int64_t num_spans = 0;
   bool operator==(const Request&) const = default;
   std::int64_t seq_len() const noexcept { return context_len + query_len; }
   /// Position of the first row.
   std::int64_t q_begin() const noexcept { return key_begin + context_len + shift; }
   /// Position of the first row, counted from the first key. Visibility and ALiBi depend on no other position.
   std::int64_t first_row() const noexcept { return context_len + shift; }
+};
+
+/// Positions [begin, end) of a sequence whose rows see each other's keys.
+struct Span {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool operator==(const Span&) const = default;
 };
 
 /// Keys [begin, end) of a request, counted from its first; none if begin = end.
@@ -73,6 +84,14 @@ struct Problem {
   bool has_q_begin = false;     ///< Batch::q_begin is given
   bool has_key_begin = false;   ///< Batch::key_begin is given
   std::int64_t v_head_dim = 0;  ///< head_dim of values and output; 0 = head_dim of keys
+  std::optional<std::int64_t> attention_chunk;
+  std::int64_t prefix_len = 0;       ///< Options::prefix_len
+  bool has_prefix = false;           ///< Options::prefix_len or Batch::prefix_lens is given
+  bool has_prefix_lens = false;      ///< Batch::prefix_lens is given
+  bool has_spans = false;            ///< Batch::spans is given
+  bool has_tree = false;             ///< Batch::tree_mask is given
+  bool spans_beyond_window = false;  ///< Options::spans_beyond_window
+  std::vector<Span> spans;           ///< of all requests, one request's behind the other's; their places are in Request
   bool operator==(const Problem&) const = default;
 
   std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
@@ -86,24 +105,32 @@ struct Problem {
   std::int64_t num_tokens() const noexcept;
   std::int64_t max_query_len() const noexcept;  ///< 0 if there are no requests
   std::int64_t max_seq_len() const noexcept;    ///< 0 if there are no requests
-  /// Number of (query row, visible key) pairs, summed over requests; per query head.
+  /// Number of (query row, visible key) pairs, summed over requests; per query head. Every key of a tree counts as visible.
   std::int64_t visible_pairs() const noexcept;
   /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
   KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
-  /// Keys of a request that any of its rows sees.
+  /// Keys of a request that any of its rows sees, and the keys of hidden_keys() between them.
   KeyPositions visible_keys(const Request& request) const noexcept;
+  /// Keys between a prefix and what a window or a chunk leaves to the first row of a request: no row sees one.
+  KeyPositions hidden_keys(const Request& request) const noexcept;
   /// Whether cached tokens have scales of their own. Most tuned kernels ask that they have none.
   bool has_token_scales() const noexcept { return k_scale == ScaleKind::per_token || v_scale == ScaleKind::per_token; }
-  /// Whether all rows are causal and stand at the end of their keys. Every kernel of the table takes such problems.
-  bool is_causal_at_end() const noexcept { return causal && !has_causal && !has_q_begin; }
+  /// Whether all rows are causal, stand at the end of their keys, and see all keys that a window leaves. Every kernel of the
+  /// table takes such problems.
+  bool is_causal_at_end() const noexcept { return causal && !has_causal && !has_q_begin && !has_shapes(); }
+  /// Whether the mask has a chunk, a prefix, spans or a tree.
+  bool has_shapes() const noexcept { return attention_chunk || has_prefix || has_spans || has_tree; }
 };
 
 /// Extracts the Problem of a batch whose metadata and tables satisfy the contract (see check()). Reads index tensors on the host;
 /// index tensors on a device are not read, and reqs is empty then.
 Problem problem_of(const Batch& batch, const KVCache& cache, const Options& options);
 
-/// Lengths of one request of a batch whose metadata and tables satisfy the contract; reads index tensors on the host.
+/// Lengths of one request of a batch whose metadata and tables satisfy the contract; reads index tensors on the host. first_span
+/// stays 0: the request's spans are span_of(batch, request, i) for i below num_spans.
 Request request_of(const Batch& batch, const Options& options, std::int64_t request);
+/// Entry i of a request's spans.
+Span span_of(const Batch& batch, std::int64_t request, std::int64_t i);
 
 /// Distribution that query, key and value are drawn from.
 enum class DataKind : std::int32_t {

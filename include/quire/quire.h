@@ -135,6 +135,10 @@ typedef struct quire_batch {
   quire_tensor causal;          /* optional [num_reqs] u8, 0 or 1; 0: rows see later keys, too; absent = as options say */
   quire_tensor q_begin;         /* optional [num_reqs]; position of a request's first row; absent = key_begin + context_len */
   quire_tensor key_begin;       /* optional [num_reqs]; position of a request's first key; absent = 0 */
+  quire_tensor spans;           /* optional [num_reqs, max_spans, 2]; positions [begin, end) whose rows see each other's keys */
+  quire_tensor prefix_lens;     /* optional [num_reqs]; keys at positions below it are hidden by no window and no chunk */
+  quire_tensor tree_mask;       /* optional [num_tokens, 1 to 32] u8; bit b: the row sees key seq_len - tree_len + b */
+  quire_tensor tree_lens;       /* optional [num_reqs]; last keys that tree_mask speaks of; comes with tree_mask */
 } quire_batch;
 
 /* One layer's paged cache (KVCache in cache.hpp). */
@@ -165,6 +169,12 @@ typedef struct quire_options {
   int32_t non_causal;        /* 1: rows of all requests see later keys, too; 0 where batch.causal is given */
   int32_t has_window_right;
   int64_t window_right; /* later keys visible to a query of a request that is not causal; >= 0; absent = all */
+  int32_t has_attention_chunk;
+  int32_t has_prefix_len;
+  int64_t attention_chunk;     /* tokens of a chunk; rows see keys of their own chunk alone; >= 1 */
+  int64_t prefix_len;          /* prefix_lens of all requests; >= 0 */
+  int32_t spans_beyond_window; /* 1: neither window nor chunk hides keys of a row's own span */
+  int32_t reserved2;           /* zero */
 } quire_options;
 
 #ifdef __cplusplus

@@ -18,6 +18,7 @@
 #include "quire/workspace.hpp"
 #include "quire/attention.hpp"
 #include "quire/cascade.hpp"
+#include "quire/sparse.hpp"
 #include "quire/capture.hpp"
 #include "quire/faults.hpp"
 #include "quire/diagnose.hpp"

@@ -23,6 +23,8 @@ struct RankNote {
   bool own_heads = false;
 };
 inline constexpr std::string_view kRankNote = "context_shard";
+/// Note of a capture that was read from a file: the file's name, for messages.
+inline constexpr std::string_view kFileNote = "read from";
 std::string to_string(const RankNote& note);
 /// Inverse of to_string(). parse_error names an invalid word.
 Result<RankNote> parse_rank_note(std::string_view text);

@@ -85,6 +85,7 @@ from quire.errors import (
 )
 from quire import cascade as cascade
 from quire import distributed as distributed
+from quire import sparse as sparse
 from quire import targets as targets
 from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from quire import _quire, vllm
+from quire import _quire
 from quire._calls import Op
 from quire._messages import shown, unknown_argument
 from quire.errors import ArgumentError
+from quire.vllm._request import Inputs, lengths_of
 
 Adapter = Callable[..., Any]
 EXPECTED = "(batch, cache), (batch, cache, options) or a dict of their arguments"
@@ -26,7 +27,7 @@ def own_inputs(
     key: Any = None, value: Any = None, dtype: Any = None, layout: str = "nhd", k_scale: Any = None, v_scale: Any = None,
     cache_dtype: Any = None, softmax_scale: float | None = None, sliding_window: int | None = None,
     logits_soft_cap: float | None = None, alibi_slopes: Any = None, sinks: Any = None, padding: str | None = None,
-) -> vllm.Inputs:  # fmt: skip
+) -> Inputs:  # fmt: skip
     """The arguments of Batch, KVCache and Options; ``cache_dtype`` is KVCache's dtype."""
     batch = _quire.Batch(
         query=query, output=output, query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table,
@@ -34,7 +35,7 @@ def own_inputs(
     )  # fmt: skip
     cache = _quire.KVCache(k, v, layout, k_scale, v_scale, cache_dtype)
     options = _quire.Options(softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks)
-    return vllm.Inputs(batch, cache, options, vllm._lengths(batch.query_start_loc, batch.seq_lens))
+    return Inputs(batch, cache, options, lengths_of(batch.query_start_loc, batch.seq_lens))
 
 
 OWN = Op(own_inputs, "output", ("k", "v"), "block_table")
@@ -78,8 +79,9 @@ def _spread(result: Any) -> dict[str, Any]:
     for name, value, kind in (("batch", batch, "Batch"), ("cache", cache, "KVCache"), ("options", options, "Options")):
         if not isinstance(value, getattr(_quire, kind)):
             raise ArgumentError(f"adapter: returned {name} {shown(value)}, expected a quire.{kind}")
-    given = [name for name in ("causal", "q_begin", "key_begin") if getattr(batch, name) is not None]
+    given = [name for name in ("causal", "q_begin", "key_begin", "spans", "prefix_lens", "tree_mask") if getattr(batch, name) is not None]
     given += [] if options.causal else ["causal"]
+    given += [name for name in ("attention_chunk", "prefix_len") if getattr(options, name) is not None]
     if given:  # calls are cut by request, and nothing may be dropped in silence
         raise ArgumentError(f"adapter: {given[0]} is given, but calls with masks of their own cannot be captured by hooks yet")
     renamed = {"dtype": batch.dtype, "cache_dtype": cache.dtype}

@@ -17,6 +17,10 @@ import numpy as np
 from quire import _quire, vllm
 from quire._arrays import is_torch
 from quire.errors import ArgumentError, UnsupportedError
+from quire.vllm._attention import chunked_inputs, context_inputs, unified_inputs
+from quire.vllm._decode import decode_inputs
+from quire.vllm._request import Inputs, lengths_of
+from quire.vllm._tensors import f32_vector
 
 
 def flash_inputs(
@@ -24,7 +28,7 @@ def flash_inputs(
     softmax_scale: float | None = None, causal: bool = False, window_size: Any = None, softcap: float = 0.0, alibi_slopes: Any = None,
     block_table: Any = None, dropout_p: float = 0.0, s_aux: Any = None, q_descale: Any = None, k_descale: Any = None,
     v_descale: Any = None, **_: Any,
-) -> vllm.Inputs:  # fmt: skip
+) -> Inputs:  # fmt: skip
     """flash_attn_varlen_func, paged or dense: dense keys are pages of one token."""
     if not causal:
         raise UnsupportedError("causal=False")
@@ -42,24 +46,30 @@ def flash_inputs(
     batch = _quire.Batch(query=q, output=out, query_start_loc=cu_seqlens_q, seq_lens=seq, block_table=block_table, padding="left")
     cache = _quire.KVCache(k, v, "nhd", k_descale, v_descale)
     left = -1 if window_size is None else window_size[0]
-    options = vllm._options(softmax_scale, left + 1 if left is not None and left >= 0 else None, softcap, alibi_slopes, s_aux)
-    return vllm.Inputs(batch, cache, options, vllm._lengths(cu_seqlens_q, seq))
+    options = _quire.Options(
+        softmax_scale=None if softmax_scale is None else float(softmax_scale),
+        sliding_window=left + 1 if left is not None and left >= 0 else None,
+        logits_soft_cap=softcap if softcap is not None and softcap > 0 else None,
+        alibi_slopes=f32_vector(alibi_slopes, "alibi_slopes"),
+        sinks=f32_vector(s_aux, "sinks"),
+    )
+    return Inputs(batch, cache, options, lengths_of(cu_seqlens_q, seq))
 
 
 class Op:
     """Names of the arguments of one op. ``out``: the argument that it writes; ``caches``, ``table``: its cache and block table."""
 
-    def __init__(self, read: Callable[..., vllm.Inputs], out: str, caches: tuple[str, str], table: str):
+    def __init__(self, read: Callable[..., Inputs], out: str, caches: tuple[str, str], table: str):
         self.read, self.out, self.caches, self.table = read, out, caches, table
 
 
 OPS: dict[str, Op] = {
-    "chunked_prefill_paged_decode": Op(vllm.chunked_inputs, "output", ("key_cache", "value_cache"), "block_table"),
-    "context_attention_fwd": Op(vllm.context_inputs, "o", ("k_cache", "v_cache"), "b_loc"),
-    "unified_attention": Op(vllm.unified_inputs, "out", ("k", "v"), "block_table"),
-    "paged_attention_v1": Op(vllm.decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
-    "paged_attention_v2": Op(vllm.decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
-    "paged_attention_rocm": Op(vllm.decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
+    "chunked_prefill_paged_decode": Op(chunked_inputs, "output", ("key_cache", "value_cache"), "block_table"),
+    "context_attention_fwd": Op(context_inputs, "o", ("k_cache", "v_cache"), "b_loc"),
+    "unified_attention": Op(unified_inputs, "out", ("k", "v"), "block_table"),
+    "paged_attention_v1": Op(decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
+    "paged_attention_v2": Op(decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
+    "paged_attention_rocm": Op(decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
     "flash_attn_varlen_func": Op(flash_inputs, "out", ("k", "v"), "block_table"),
 }
 

@@ -33,7 +33,8 @@ DTYPES = {**FLOATING_DTYPES, "int8": "i8", "int32": "i32", "int64": "i64"}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_OF_OPTIONS = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right")
+_OF_OPTIONS = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right",
+               "attention_chunk", "prefix_len", "spans_beyond_window")
 
 
 def unknown_argument(name: str, names: Iterable[str]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from quire import _quire, vllm
+from quire import _quire
+from quire.vllm._request import Inputs
 
 _NAN_ABOVE = {"f16": 0x7C00, "bf16": 0x7F80}
 _SUSPECTS = 8
@@ -26,7 +27,7 @@ def _optional(array: Any, name: str, dtype: str | None = None) -> np.ndarray | N
 class Part:
     """The requests of a call that its op answers, as a batch of their own. ``rows``: where its rows lie in the call's; None = all."""
 
-    def __init__(self, inputs: vllm.Inputs):
+    def __init__(self, inputs: Inputs):
         self.batch, self.cache, self.options = inputs.batch, inputs.cache, inputs.options
         self.rows: np.ndarray | None = None
         if inputs.answered is not None and not np.all(inputs.answered):

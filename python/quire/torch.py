@@ -46,7 +46,9 @@ def _attend(
     sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
     padding: Optional[str] = None, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
     workspace: Optional[Tensor] = None, causal: bool = True, causal_per_request: Optional[Tensor] = None,
-    q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, prepared: bool = False,
+    q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, spans: Optional[Tensor] = None,
+    prefix_lens: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None, tree_lens: Optional[Tensor] = None,
+    attention_chunk: Optional[int] = None, prefix_len: Optional[int] = None, spans_beyond_window: bool = False, prepared: bool = False,
     part: str = "",
 ) -> Any:  # fmt: skip
     return _quire.attend_arrays(
@@ -54,7 +56,8 @@ def _attend(
         v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
         False,  # graphs of torch.compile own their memory, and find who else refers to it
         q_scale, output_scale, workspace, part or ("layer" if prepared else "call"),
-        causal if causal_per_request is None else causal_per_request, q_begin, key_begin, window_right,
+        causal if causal_per_request is None else causal_per_request, q_begin, key_begin, window_right, spans, prefix_lens, tree_mask,
+        tree_lens, attention_chunk, prefix_len, spans_beyond_window,
     )  # fmt: skip
 
 
@@ -80,7 +83,8 @@ _OF_A_CALL = (
     "Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, SymInt? sliding_window=None, "
     "float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, Tensor? q_scale=None, "
     "Tensor? output_scale=None, Tensor(c!)? workspace=None, bool causal=True, Tensor? causal_per_request=None, Tensor? q_begin=None, "
-    "Tensor? key_begin=None, SymInt? window_right=None"
+    "Tensor? key_begin=None, SymInt? window_right=None, Tensor? spans=None, Tensor? prefix_lens=None, Tensor? tree_mask=None, "
+    "Tensor? tree_lens=None, SymInt? attention_chunk=None, SymInt? prefix_len=None, bool spans_beyond_window=False"
 )
 _define(
     f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False) -> ()", _attend_op, _attend_fake
@@ -173,7 +177,9 @@ def attend(
     softmax_scale: Optional[float] = None, sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None,
     max_query_len: int = 0, max_seq_len: int = 0, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
     workspace: Optional[Tensor] = None, causal: Union[bool, Tensor] = True, q_begin: Optional[Tensor] = None,
-    key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, prepared: bool = False,
+    key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, spans: Optional[Tensor] = None,
+    prefix_lens: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None, tree_lens: Optional[Tensor] = None,
+    attention_chunk: Optional[int] = None, prefix_len: Optional[int] = None, spans_beyond_window: bool = False, prepared: bool = False,
 ) -> Tensor:  # fmt: skip
     """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query`` (float8_e4m3fn with
     ``output_scale``).
@@ -185,7 +191,8 @@ def attend(
     said); on a GPU a tight bound makes the call faster, and a longer request breaks it: no row is written. ``workspace``: bytes on the
     device, of :func:`prepare`; None takes new ones. ``prepared``: :func:`prepare` came before with the same arguments but for addresses,
     and the layer only attends. ``causal``: one bool for all requests, or a tensor of one bool a request, [num_reqs] bool or uint8;
-    ``q_begin``, ``key_begin``, ``window_right`` as in :class:`quire.Batch` and :class:`quire.Options`.
+    ``q_begin``, ``key_begin``, ``window_right``, ``spans``, ``prefix_lens``, ``tree_mask``, ``tree_lens``, ``attention_chunk``,
+    ``prefix_len`` and ``spans_beyond_window`` as in :class:`quire.Batch` and :class:`quire.Options`.
 
     Raises ContractError (a broken rule; on a GPU those of lengths and tables at the next call or at :func:`quire.synchronize`),
     ArgumentError, UnsupportedError.
@@ -199,7 +206,8 @@ def attend(
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
         layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
-        workspace, *_flags(causal), q_begin, key_begin, window_right, prepared,
+        workspace, *_flags(causal), q_begin, key_begin, window_right, spans, prefix_lens, tree_mask, tree_lens, attention_chunk,
+        prefix_len, spans_beyond_window, prepared,
     )  # fmt: skip
     return output
 

@@ -46,7 +46,11 @@ SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOpt
                    .output_scale = a.output_scale,
                    .causal = a.causal,
                    .q_begin = a.q_begin,
-                   .key_begin = a.key_begin};
+                   .key_begin = a.key_begin,
+                   .spans = a.spans,
+                   .prefix_lens = a.prefix_lens,
+                   .tree_mask = a.tree_mask,
+                   .tree_lens = a.tree_lens};
   if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
   return kept;
 }

@@ -31,32 +31,14 @@ struct Layer {
   quire::Padding padding = quire::Padding::refused;
   ArrayRef k, v, k_scale, v_scale, alibi_slopes, sinks;
 
-  quire::Batch batch_views() const {
-    return {.query = batch.query.view,
-            .output = batch.output.view,
-            .query_start_loc = batch.query_start_loc.view,
-            .seq_lens = batch.seq_lens.view,
-            .block_table = batch.block_table.view,
-            .cached_lens = batch.cached_lens.view,
-            .key = batch.key.view,
-            .value = batch.value.view,
-            .slot_mapping = batch.slot_mapping.view,
-            .lse = batch.lse.view,
-            .request_ids = batch.request_ids.view,
-            .padding = padding,
-            .q_scale = batch.q_scale.view,
-            .output_scale = batch.output_scale.view,
-            .causal = batch.causal.view,
-            .q_begin = batch.q_begin.view,
-            .key_begin = batch.key_begin.view};
-  }
+  quire::Batch batch_views() const { return batch.views(padding); }
   quire::KVCache cache_views(quire::CacheLayout layout) const {
     return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
   }
   SmallArrays small() const {
-    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,      v_scale,
-            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal, batch.q_begin,
-            batch.key_begin};
+    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,        v_scale,
+            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal,   batch.q_begin,
+            batch.key_begin,       batch.spans,    batch.prefix_lens, batch.tree_mask,    batch.tree_lens};
   }
   void check_one_gpu() const {
     const BatchArrays& b = batch;
@@ -67,6 +49,7 @@ struct Layer {
     one(alibi_slopes, "alibi_slopes"), one(sinks, "sinks");
     one(b.q_scale, "q_scale"), one(b.output_scale, "output_scale");
     one(b.causal, "causal"), one(b.q_begin, "q_begin"), one(b.key_begin, "key_begin");
+    one(b.spans, "spans"), one(b.prefix_lens, "prefix_lens"), one(b.tree_mask, "tree_mask"), one(b.tree_lens, "tree_lens");
   }
 };
 
@@ -224,7 +207,11 @@ class PyBoundCall {
                                       {&layer_.batch.cached_lens, "cached_lens"},
                                       {&layer_.batch.causal, "causal"},
                                       {&layer_.batch.q_begin, "q_begin"},
-                                      {&layer_.batch.key_begin, "key_begin"}})
+                                      {&layer_.batch.key_begin, "key_begin"},
+                                      {&layer_.batch.spans, "spans"},
+                                      {&layer_.batch.prefix_lens, "prefix_lens"},
+                                      {&layer_.batch.tree_mask, "tree_mask"},
+                                      {&layer_.batch.tree_lens, "tree_lens"}})
       check_still_there(*array, name);
   }
 
@@ -353,7 +340,10 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
                          std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember,
                          nb::handle q_scale, nb::handle output_scale, nb::handle workspace, const std::string& part,
-                         nb::handle causal, nb::handle q_begin, nb::handle key_begin, std::optional<std::int64_t> window_right) {
+                         nb::handle causal, nb::handle q_begin, nb::handle key_begin, std::optional<std::int64_t> window_right,
+                         nb::handle spans, nb::handle prefix_lens, nb::handle tree_mask, nb::handle tree_lens,
+                         std::optional<std::int64_t> attention_chunk, std::optional<std::int64_t> prefix_len,
+                         bool spans_beyond_window) {
   const std::optional<Part> asked = part_named(part, workspace);
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
@@ -384,13 +374,20 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   if (!one_flag) now.batch.causal = import_flags(causal, "causal", query);
   now.batch.q_begin = import_index(q_begin, "q_begin", query);
   now.batch.key_begin = import_index(key_begin, "key_begin", query);
+  now.batch.spans = import_index(spans, "spans", query);
+  now.batch.prefix_lens = import_index(prefix_lens, "prefix_lens", query);
+  now.batch.tree_mask = import_array(tree_mask, "tree_mask", Access::read, {}, Role::flags);
+  now.batch.tree_lens = import_index(tree_lens, "tree_lens", query);
   const quire::Options o{.softmax_scale = softmax_scale,
                          .sliding_window = sliding_window,
                          .logits_soft_cap = logits_soft_cap,
                          .alibi_slopes = now.alibi_slopes.view,
                          .sinks = now.sinks.view,
                          .causal = !one_flag || causal.is(Py_True),
-                         .window_right = window_right};
+                         .window_right = window_right,
+                         .attention_chunk = attention_chunk,
+                         .prefix_len = prefix_len,
+                         .spans_beyond_window = spans_beyond_window};
   const std::int64_t most_rows = bound_or_zero(max_query_len, "max_query_len");
   const std::int64_t most_keys = bound_or_zero(max_seq_len, "max_seq_len");
   if (!asked) return nb::int_(call_cache().workspace_bytes(now, *known, o, most_rows, most_keys));
@@ -494,7 +491,9 @@ void bind_bound(nb::module_& m) {
       nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
       nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true, nb::arg("q_scale") = none,
       nb::arg("output_scale") = none, nb::arg("workspace") = none, nb::arg("part") = "call", nb::arg("causal") = true,
-      nb::arg("q_begin") = none, nb::arg("key_begin") = none, nb::arg("window_right") = none,
+      nb::arg("q_begin") = none, nb::arg("key_begin") = none, nb::arg("window_right") = none, nb::arg("spans") = none,
+      nb::arg("prefix_lens") = none, nb::arg("tree_mask") = none, nb::arg("tree_lens") = none, nb::arg("attention_chunk") = none,
+      nb::arg("prefix_len") = none, nb::arg("spans_beyond_window") = false,
       nb::sig(
           "def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
           "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
@@ -505,8 +504,9 @@ void bind_bound(nb::module_& m) {
           "None = None, "
           "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
           "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call', "
-          "causal: typing.Any = True, q_begin: typing.Any = None, key_begin: typing.Any = None, window_right: int | None = None) "
-          "-> typing.Any"),
+          "causal: typing.Any = True, q_begin: typing.Any = None, key_begin: typing.Any = None, window_right: int | None = None, "
+          "spans: typing.Any = None, prefix_lens: typing.Any = None, tree_mask: typing.Any = None, tree_lens: typing.Any = None, "
+          "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False) -> typing.Any"),
       "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
       "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
       "query_len is 1, else seq_len - query_len. causal: one bool, or one flag a request.");

@@ -12,7 +12,7 @@ namespace quire_python {
 /// The arrays of a call whose values say which rule it broke: lengths, tables, scales.
 struct SmallArrays {
   ArrayRef query_start_loc, seq_lens, block_table, cached_lens, k_scale, v_scale, alibi_slopes, sinks, q_scale, output_scale;
-  ArrayRef causal, q_begin, key_begin;
+  ArrayRef causal, q_begin, key_begin, spans, prefix_lens, tree_mask, tree_lens;
 };
 /// Remembers a call by a new ticket, for a while: its small arrays and plan. Query, output and cache are not kept alive.
 std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,

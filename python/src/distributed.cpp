@@ -81,6 +81,11 @@ void bind_distributed(nb::module_& m) {
         "Lengths of a rank's batch: query_start_loc, seq_lens, request, causal, q_begin, key_begin; the last two may be empty.");
   m.def("check_ranks", &check_ranks, nb::arg("names"), nb::arg("facts"),
         "Rule Q-D05: facts[k * len(names) + i] is fact i of rank k.");
+  m.def(
+      "check_prompts",
+      [](const PyOptions* options, bool ring) { return quire::check_prompts(options_or_default(options), ring); },
+      nb::arg("options").none(), nb::arg("ring"), nb::sig("def check_prompts(options: Options | None, ring: bool) -> Findings"),
+      "Rule Q-D07: options of prompts whose keys are gathered, or go round a ring.");
 }
 
 }  // namespace quire_python

@@ -59,6 +59,7 @@ NB_MODULE(_quire, m) {
   quire_python::bind_bound(m);
   quire_python::bind_deferred(m);
   quire_python::bind_cascade(m);
+  quire_python::bind_sparse(m);
   quire_python::bind_distributed(m);
   quire_python::bind_diagnose(m);
 #if QUIRE_TOOLS

@@ -97,7 +97,7 @@ void bind_device(nb::module_& m) {
   nb::class_<Device>(m, "Device", "A device as planning sees it.")
       .def_ro("name", &Device::name)
       .def_prop_ro("backend", [](const Device& d) { return std::string(quire::name(d.backend)); })
-      .def_ro("num_threads", &Device::num_threads, "Threads (CPU) or multiprocessors / compute units (GPU).")
+      .def_ro("num_threads", &Device::num_threads, "Threads (CPU), SMs or CUs (GPU).")
       .def_ro("l2_bytes", &Device::l2_bytes)
       .def_ro("sm", &Device::sm, "CUDA compute capability, 10 * major + minor; 0 for all others.")
       .def_ro("ordinal", &Device::ordinal, "Which of this machine's GPUs; -1 for CPUs and pretended devices.")

@@ -31,6 +31,10 @@ void for_each_array(const BatchArrays& a, Visit&& visit) {
   visit(a.causal, "causal");
   visit(a.q_begin, "q_begin");
   visit(a.key_begin, "key_begin");
+  visit(a.spans, "spans");
+  visit(a.prefix_lens, "prefix_lens");
+  visit(a.tree_mask, "tree_mask");
+  visit(a.tree_lens, "tree_lens");
   visit(a.key, "key");
   visit(a.value, "value");
   visit(a.slot_mapping, "slot_mapping");
@@ -84,6 +88,9 @@ std::string describe(const PyOptions& options) {
   if (options.sinks()) add("sinks", quire::to_string(o.sinks));
   if (!o.causal) add("causal", "False");
   if (o.window_right) add("window_right", std::to_string(*o.window_right));
+  if (o.attention_chunk) add("attention_chunk", std::to_string(*o.attention_chunk));
+  if (o.prefix_len) add("prefix_len", std::to_string(*o.prefix_len));
+  if (o.spans_beyond_window) add("spans_beyond_window", "True");
   return text + ")";
 }
 
@@ -97,8 +104,12 @@ Lengths, by equation::
     key_pos(r, j)  = key_begin[r] + j                                 for key j of request r, 0 <= j < seq_lens[r]
     q_pos(r, i)    = q_begin[r] + i                                   for row i of request r
     key_begin None = 0; q_begin None = key_begin[r] + context_len(r): rows stand at the end of their keys
-    a key at position k is visible to a row at position q  iff
-      k <= q if the request is causal, else k <= q + window_right (if set)    and    q - k < sliding_window (if set)
+    a key at position k is visible to a row at position q  iff (each condition, if its argument is given)
+      ordered  k <= q if the request is causal, else k <= q + window_right      or  k and q lie in one span of r
+    and
+      near     |q - k| < sliding_window (to later keys only within a span)  and  k // attention_chunk == q // attention_chunk
+               or  k < prefix_lens[r]      or  k and q lie in one span of r and spans_beyond_window
+    except the last tree_lens[r] keys of r: of them, a row sees those whose bit is set in its row of tree_mask, and no other
     query head h reads KV head h // (num_q_heads // num_kv_heads)
 
 Arguments:
@@ -130,6 +141,13 @@ Arguments:
         whose keys come from key at the end of them. None: at the end.
     key_begin: [num_reqs]; position of r's first key, >= 0: its shard of a context begins there, or its cache lost its head.
         block_table and cached_lens count from this key. None = 0.
+    spans: [num_reqs, max_spans, 2]; positions [begin, end) whose rows see each other's keys, also later ones: images in a causal
+        prompt, the prefix of a prefix LM. Ascending and disjoint; entries behind the last span of r are empty (begin == end).
+    prefix_lens: [num_reqs]; keys at positions below prefix_lens[r] are hidden by no window and no chunk: StreamingLLM's first
+        tokens, the prompt where only generated tokens have a window. None: as Options(prefix_len=...) says, for all requests.
+    tree_mask: [num_tokens, 1 to 32] uint8; bit b (bit b % 8 of byte b // 8) says whether the row sees key seq_len - tree_lens[r] + b:
+        a tree of draft tokens. numpy.packbits(mask, axis=1, bitorder="little") makes it from [num_tokens, tree_len] bools.
+    tree_lens: [num_reqs]; last keys of r that tree_mask speaks of, 0 to 256; 0: r has no tree. Comes with tree_mask.
     dtype: element type ("bf16", "f16", or NumPy's or torch's own) if query, output, key and value are raw uint16.
 
 Raises:
@@ -171,7 +189,9 @@ alibi_slopes and sinks may be lists of numbers, which become arrays in host memo
 sliding_window counts the keys visible to a query up to its own, which is included (>= 1; 1 = the own key alone); None = all.
 causal=False lets the rows of all requests see later keys; Batch(causal=...) says it request by request. window_right counts the later
 keys visible to a query of a request that is not causal (>= 0); None = all. FlashAttention's window_size is (sliding_window - 1,
-window_right).)";
+window_right). attention_chunk: rows see keys of their own chunk of so many tokens alone (>= 1; Llama 4); None = no chunks.
+prefix_len: Batch(prefix_lens=...) of all requests (>= 0). spans_beyond_window=True: neither window nor chunk hides keys of a row's own
+span, as in vLLM.)";
 
 void bind_batch(nb::module_& m) {
   const auto get = [](ArrayRef BatchArrays::* member) {
@@ -181,11 +201,12 @@ void bind_batch(nb::module_& m) {
       .def(
           "__init__",
           [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyBatch(Arguments(
-                "Batch",
-                {"query", "query_start_loc", "seq_lens", "block_table", "output", "cached_lens", "key", "value", "slot_mapping",
-                 "lse", "request_ids", "dtype", "padding", "q_scale", "output_scale", "causal", "q_begin", "key_begin"},
-                0, args, kwargs));
+            new (self) PyBatch(
+                Arguments("Batch", {"query",   "query_start_loc", "seq_lens",     "block_table", "output",      "cached_lens",
+                                    "key",     "value",           "slot_mapping", "lse",         "request_ids", "dtype",
+                                    "padding", "q_scale",         "output_scale", "causal",      "q_begin",     "key_begin",
+                                    "spans",   "prefix_lens",     "tree_mask",    "tree_lens"},
+                          0, args, kwargs));
           },
           // Index tensors and scales may be lists and numbers; the other arrays are viewed, whatever library they are of.
           nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: numpy.typing.ArrayLike, "
@@ -196,7 +217,9 @@ void bind_batch(nb::module_& m) {
                   "dtype: typing.Any | None = None, padding: typing.Literal['left', 'zero'] | None = None, "
                   "q_scale: numpy.typing.ArrayLike | None = None, output_scale: numpy.typing.ArrayLike | None = None, "
                   "causal: numpy.typing.ArrayLike | None = None, q_begin: numpy.typing.ArrayLike | None = None, "
-                  "key_begin: numpy.typing.ArrayLike | None = None) -> None"))
+                  "key_begin: numpy.typing.ArrayLike | None = None, spans: numpy.typing.ArrayLike | None = None, "
+                  "prefix_lens: numpy.typing.ArrayLike | None = None, tree_mask: typing.Any | None = None, "
+                  "tree_lens: numpy.typing.ArrayLike | None = None) -> None"))
       .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
       .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
       .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
@@ -212,6 +235,10 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro("causal", get(&BatchArrays::causal), nb::sig("def causal(self) -> typing.Any"))
       .def_prop_ro("q_begin", get(&BatchArrays::q_begin), nb::sig("def q_begin(self) -> typing.Any"))
       .def_prop_ro("key_begin", get(&BatchArrays::key_begin), nb::sig("def key_begin(self) -> typing.Any"))
+      .def_prop_ro("spans", get(&BatchArrays::spans), nb::sig("def spans(self) -> typing.Any"))
+      .def_prop_ro("prefix_lens", get(&BatchArrays::prefix_lens), nb::sig("def prefix_lens(self) -> typing.Any"))
+      .def_prop_ro("tree_mask", get(&BatchArrays::tree_mask), nb::sig("def tree_mask(self) -> typing.Any"))
+      .def_prop_ro("tree_lens", get(&BatchArrays::tree_lens), nb::sig("def tree_lens(self) -> typing.Any"))
       .def_prop_ro("output_scale", get(&BatchArrays::output_scale), nb::sig("def output_scale(self) -> typing.Any"))
       .def_prop_ro(
           "dtype", [](const PyBatch& batch) { return std::string(quire::name(batch.views().query.dtype)); },
@@ -224,6 +251,30 @@ void bind_batch(nb::module_& m) {
 }
 
 }  // namespace
+
+quire::Batch BatchArrays::views(quire::Padding padding) const {
+  return {.query = query.view,
+          .output = output.view,
+          .query_start_loc = query_start_loc.view,
+          .seq_lens = seq_lens.view,
+          .block_table = block_table.view,
+          .cached_lens = cached_lens.view,
+          .key = key.view,
+          .value = value.view,
+          .slot_mapping = slot_mapping.view,
+          .lse = lse.view,
+          .request_ids = request_ids.view,
+          .padding = padding,
+          .q_scale = q_scale.view,
+          .output_scale = output_scale.view,
+          .causal = causal.view,
+          .q_begin = q_begin.view,
+          .key_begin = key_begin.view,
+          .spans = spans.view,
+          .prefix_lens = prefix_lens.view,
+          .tree_mask = tree_mask.view,
+          .tree_lens = tree_lens.view};
+}
 
 PyBatch::PyBatch(const Arguments& given) {
   const std::string dtype = given.dtype("dtype").value_or("");
@@ -249,27 +300,15 @@ PyBatch::PyBatch(const Arguments& given) {
   arrays_.causal = import_flags(given.get("causal"), "causal", query);
   arrays_.q_begin = index("q_begin");
   arrays_.key_begin = index("key_begin");
+  arrays_.spans = index("spans");
+  arrays_.prefix_lens = index("prefix_lens");
+  arrays_.tree_mask = import_array(given.get("tree_mask"), "tree_mask", Access::read, {}, Role::flags);
+  arrays_.tree_lens = index("tree_lens");
   arrays_.q_scale = import_scale(given.get("q_scale"), "q_scale", arrays_.query, scalars_[0]);
   arrays_.output_scale = import_scale(given.get("output_scale"), "output_scale", arrays_.query, scalars_[1]);
   const BatchArrays& a = arrays_;
   for_each_array(a, [&](const ArrayRef& array, const char* name) { check_same_gpu(a.query, "query", array, name); });
-  views_ = {.query = a.query.view,
-            .output = a.output.view,
-            .query_start_loc = a.query_start_loc.view,
-            .seq_lens = a.seq_lens.view,
-            .block_table = a.block_table.view,
-            .cached_lens = a.cached_lens.view,
-            .key = a.key.view,
-            .value = a.value.view,
-            .slot_mapping = a.slot_mapping.view,
-            .lse = a.lse.view,
-            .request_ids = a.request_ids.view,
-            .padding = read_padding(given),
-            .q_scale = a.q_scale.view,
-            .output_scale = a.output_scale.view,
-            .causal = a.causal.view,
-            .q_begin = a.q_begin.view,
-            .key_begin = a.key_begin.view};
+  views_ = a.views(read_padding(given));
 }
 
 PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
@@ -288,7 +327,11 @@ PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
              .output_scale = owned_view(b.output_scale, owner),
              .causal = owned_view(b.causal, owner),
              .q_begin = owned_view(b.q_begin, owner),
-             .key_begin = owned_view(b.key_begin, owner)};
+             .key_begin = owned_view(b.key_begin, owner),
+             .spans = owned_view(b.spans, owner),
+             .prefix_lens = owned_view(b.prefix_lens, owner),
+             .tree_mask = owned_view(b.tree_mask, owner),
+             .tree_lens = owned_view(b.tree_lens, owner)};
 }
 
 const quire::Batch& PyBatch::checked() const {
@@ -401,7 +444,10 @@ PyOptions::PyOptions(const Arguments& given)
             .alibi_slopes = alibi_slopes_.view,
             .sinks = sinks_.view,
             .causal = given.flag("causal", true),
-            .window_right = given.integer("window_right")};
+            .window_right = given.integer("window_right"),
+            .attention_chunk = given.integer("attention_chunk"),
+            .prefix_len = given.integer("prefix_len"),
+            .spans_beyond_window = given.flag("spans_beyond_window", false)};
 }
 
 PyOptions::PyOptions(const quire::Options& options, nb::handle owner)
@@ -478,15 +524,16 @@ void bind_types(nb::module_& m) {
       .def(
           "__init__",
           [](PyOptions* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyOptions(Arguments(
-                "Options",
-                {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right"}, 5,
-                args, kwargs));
+            new (self) PyOptions(Arguments("Options",
+                                           {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks",
+                                            "causal", "window_right", "attention_chunk", "prefix_len", "spans_beyond_window"},
+                                           5, args, kwargs));
           },
           nb::sig(
               "def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "
               "logits_soft_cap: float | None = None, alibi_slopes: numpy.typing.ArrayLike | None = None, "
-              "sinks: numpy.typing.ArrayLike | None = None, *, causal: bool = True, window_right: int | None = None) -> None"))
+              "sinks: numpy.typing.ArrayLike | None = None, *, causal: bool = True, window_right: int | None = None, "
+              "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False) -> None"))
       .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
       .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
       .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })
@@ -497,6 +544,9 @@ void bind_types(nb::module_& m) {
           "sinks", [](const PyOptions& o) { return array_object(o.sinks()); }, nb::sig("def sinks(self) -> typing.Any"))
       .def_prop_ro("causal", [](const PyOptions& o) { return o.views().causal; })
       .def_prop_ro("window_right", [](const PyOptions& o) { return o.views().window_right; })
+      .def_prop_ro("attention_chunk", [](const PyOptions& o) { return o.views().attention_chunk; })
+      .def_prop_ro("prefix_len", [](const PyOptions& o) { return o.views().prefix_len; })
+      .def_prop_ro("spans_beyond_window", [](const PyOptions& o) { return o.views().spans_beyond_window; })
       .def("__repr__", [](const PyOptions& o) { return describe(o); });
 }
 

@@ -22,7 +22,9 @@ quire::Padding padding_named(const std::string& text);
 struct BatchArrays {
   ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
   ArrayRef q_scale, output_scale;
-  ArrayRef causal, q_begin, key_begin;
+  ArrayRef causal, q_begin, key_begin, spans, prefix_lens, tree_mask, tree_lens;
+
+  quire::Batch views(quire::Padding padding) const;
 };
 
 /// A batch for one call: views with an output, and what keeps that output alive.
@@ -130,6 +132,7 @@ void bind_attention(nb::module_& m);
 void bind_bound(nb::module_& m);
 void bind_distributed(nb::module_& m);
 void bind_cascade(nb::module_& m);
+void bind_sparse(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
 void bind_verify(nb::module_& m);

@@ -129,6 +129,10 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   d["q_begin"] = p.has_q_begin;
   d["key_begin"] = p.has_key_begin;
   d["window_right"] = p.window_right;
+  d["attention_chunk"] = p.attention_chunk;
+  d["prefix"] = p.has_prefix;
+  d["spans"] = p.has_spans;
+  d["tree"] = p.has_tree;
   d["line"] = quire::to_string(line);
   return d;
 }

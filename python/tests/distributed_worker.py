@@ -14,7 +14,7 @@ from dense import make_job
 from sharded import rank_batch, rank_cache, shard_of
 
 import quire
-from quire.distributed import Group, ZigZag, attend, plan, prefill
+from quire.distributed import Group, ZigZag, attend, plan, prefill, prefill_plan
 
 LENGTHS = dict(query_lens=[1, 7, 0, 20, 1], context_lens=[0, 30, 5, 0, 61])
 LIMIT = 6.0  # seconds: longer than the ranks need to start one after the other on a busy machine, once connected
@@ -58,10 +58,11 @@ def prefills(group, world):
         z = ZigZag(group.rank, world, lengths, 8)
         prompts, positions = z.rows
         mine = job.query_start_loc[prompts] + positions
-        out = prefill(job.q[mine], job.new_k[mine], job.new_v[mine], group=group, zigzag=z, head_chunks=2)
-        expected, tolerance = job.expected()
-        error = np.abs(out.astype(np.float64) - expected[mine])
-        assert (error <= tolerance[mine]).all(), error.max()
+        for how in (dict(exchange="gather", head_chunks=2), dict(exchange="ring")):
+            out = prefill(job.q[mine], job.new_k[mine], job.new_v[mine], group=group, zigzag=z, **how)
+            expected, tolerance = job.expected()
+            error = np.abs(out.astype(np.float64) - expected[mine])
+            assert (error <= tolerance[mine]).all(), (how, error.max())
     return len(mine)
 
 
@@ -116,6 +117,18 @@ def dies_in_attention(group, world):
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     attend(rank_batch(job, table), kv, group=group, plan=made)
+
+
+def dies_in_a_ring(group, world):
+    """Rank 1 is killed after the plan, before it sends its block."""
+    z = ZigZag(group.rank, world, (100,), 8)
+    job = make_job((100,), [0], dtype="f16")
+    _, mine = z.rows
+    arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
+    made = prefill_plan(*arrays, zigzag=z, group=group, exchange="ring")
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    prefill(*arrays, group=group, plan=made)
 
 
 def main(transport, scenario):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts spread over ranks in zig-zag order: equal to fp64, equal bits to one process, and nothing of another rank is needed."""
+"""Prompts whose keys are gathered in zig-zag order: equal to fp64, equal bits to one process. test_distributed_ring.py has the ring."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,8 @@ def run(job, world, page=16, options=None, **how):
     def body(group):
         z = ZigZag(group.rank, world, LENGTHS, page)
         mine = rows_of(job, z)
-        return mine, prefill(job.q[mine], job.new_k[mine], job.new_v[mine], options, group=group, zigzag=z, **how)
+        arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
+        return mine, prefill(*arrays, options, group=group, zigzag=z, exchange="gather", **how)
 
     out = np.zeros_like(job.q)
     seen = np.zeros(len(out), int)
@@ -76,7 +77,7 @@ def test_chunks_that_fill_their_pages(dtype):
         z = ZigZag(group.rank, 2, lengths, 8)
         mine = rows_of(job, z)
         arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
-        plan = prefill_plan(*arrays, zigzag=z, group=group)
+        plan = prefill_plan(*arrays, zigzag=z, group=group, exchange="gather")
         assert plan.slots is None
         return mine, prefill(*arrays, group=group, plan=plan)
 
@@ -94,7 +95,7 @@ def test_batch_invariant_plans_have_the_bits_of_one_process(dtype):
         z = ZigZag(group.rank, 3, LENGTHS, 8)
         mine = rows_of(job, z)
         arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
-        plan = prefill_plan(*arrays, zigzag=z, group=group, batch_invariant=True, head_chunks=2)
+        plan = prefill_plan(*arrays, zigzag=z, group=group, exchange="gather", batch_invariant=True, head_chunks=2)
         return mine, prefill(*arrays, group=group, plan=plan)
 
     batch = quire.Batch(query=job.q, query_start_loc=job.query_start_loc, seq_lens=job.seq_lens, block_table=job.block_table)
@@ -131,7 +132,7 @@ def test_one_plan_serves_every_layer():
         z = ZigZag(group.rank, 2, LENGTHS)
         mine = rows_of(jobs[0], z)
         arrays = [(job.q[mine], job.new_k[mine], job.new_v[mine]) for job in jobs]
-        step = prefill_plan(*arrays[0], zigzag=z, group=group)
+        step = prefill_plan(*arrays[0], zigzag=z, group=group, exchange="gather")
         assert "in zig-zag order" in str(step)
         return [prefill(*layer, group=group, plan=step) for layer in arrays]
 

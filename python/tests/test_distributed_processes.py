@@ -93,7 +93,7 @@ def test_gloo_is_right_and_equal(world):
 
 
 @gloo
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_gloo_prefill(world):
     said = run_gloo(world, "prefills")
     assert sorted(said) == list(range(world)) and all("error" not in rank for rank in said.values()), said
@@ -139,7 +139,7 @@ def test_gloo_a_rank_that_throws_under_guard_is_named_at_once():
 
 
 @gloo
-@pytest.mark.parametrize("scenario, dead", [("dies", 1), ("dies_in_attention", 1), ("first_dies", 0)])
+@pytest.mark.parametrize("scenario, dead", [("dies", 1), ("dies_in_attention", 1), ("dies_in_a_ring", 1), ("first_dies", 0)])
 def test_gloo_a_rank_that_dies(scenario, dead):
     said = run_gloo(3, scenario)
     assert sorted(said) == sorted({0, 1, 2} - {dead}), said

@@ -158,3 +158,96 @@ def test_a_target_is_asked_for_masks_only_if_it_says_so():
         Target.masks = masks
         quire.verify(Target(), matrices=["random"], random_cases=40, power=False, shrink=False)
         assert any(by_request or not causal or begin for by_request, causal, begin in lines) == masks
+
+
+def _spans_of(spans, rows, keys, q_begin=0, key_begin=0):
+    """[rows, keys]: both lie in one of the spans."""
+    q, k = q_begin + np.arange(rows)[:, None], key_begin + np.arange(keys)[None, :]
+    return np.any([(a <= q) & (q < b) & (a <= k) & (k < b) for a, b in spans], axis=0) if spans else np.zeros((rows, keys), bool)
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+def test_spans_in_a_causal_prompt(beyond):
+    query_lens, seq_lens, window = [30, 9], [40, 12], 6
+    of = [[(3, 12), (20, 33)], [(0, 7)]]
+    spans = np.array([[[3, 12], [20, 33]], [[0, 7], [0, 0]]], np.int32)
+    batch, cache, keys, values = _batch(query_lens, seq_lens, spans=spans)
+    options = quire.Options(sliding_window=window, spans_beyond_window=beyond)
+    out = quire.attend(batch, cache, options)
+    for r in range(2):
+        rows = slice(*batch.query_start_loc[r : r + 2])
+        begin = seq_lens[r] - query_lens[r]
+        q, k = begin + np.arange(query_lens[r])[:, None], np.arange(seq_lens[r])[None, :]
+        span = _spans_of(of[r], query_lens[r], seq_lens[r], begin)
+        visible = (k <= q) & (q - k < window) | span & (beyond | (np.abs(q - k) < window))
+        _expect(batch, out, r, _dense(batch.query[rows], keys[r], values[r], visible))
+    assert quire.compare(out, batch.lse, quire.reference(batch, cache, options)).ok
+
+
+def test_first_keys_stay_visible_behind_a_window_whose_pages_are_gone():
+    query_lens, seq_lens, window, prefix = [1, 5], [200, 90], 9, [4, 20]
+    batch, cache, keys, values = _batch(query_lens, seq_lens, prefix_lens=prefix)
+    out = quire.attend(batch, cache, quire.Options(sliding_window=window))
+    for r in range(2):
+        rows, begin = slice(*batch.query_start_loc[r : r + 2]), seq_lens[r] - query_lens[r]
+        q, k = begin + np.arange(query_lens[r])[:, None], np.arange(seq_lens[r])[None, :]
+        _expect(batch, out, r, _dense(batch.query[rows], keys[r], values[r], (k <= q) & ((q - k < window) | (k < prefix[r]))))
+    expected = out.copy()
+    page = cache.page_size
+    for r in range(2):  # pages between prefix and window are freed
+        gone = slice(-(-prefix[r] // page), (seq_lens[r] - query_lens[r] - window + 1) // page)
+        assert gone.stop > gone.start
+        batch.block_table[r, gone] = 2**30
+    np.testing.assert_array_equal(quire.attend(batch, cache, quire.Options(sliding_window=window)), expected)
+
+
+def test_chunks_count_positions_of_the_sequence():
+    query_lens, seq_lens, key_begin, chunk = [12, 3], [40, 30], [5, 0], 16
+    batch, cache, keys, values = _batch(query_lens, seq_lens, key_begin=key_begin)
+    out = quire.attend(batch, cache, quire.Options(attention_chunk=chunk))
+    for r in range(2):
+        rows, begin = slice(*batch.query_start_loc[r : r + 2]), key_begin[r] + seq_lens[r] - query_lens[r]
+        q, k = begin + np.arange(query_lens[r])[:, None], key_begin[r] + np.arange(seq_lens[r])[None, :]
+        _expect(batch, out, r, _dense(batch.query[rows], keys[r], values[r], (k <= q) & (k // chunk == q // chunk)))
+
+
+def test_a_tree_of_draft_tokens():
+    parents = [-1, 0, 0, 1, -1, 4, 2]  # of the nodes, in the order of the rows
+    tree = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            tree[node] |= tree[parent]
+    query_lens, seq_lens = [len(parents), 2], [50, 20]
+    bits = np.zeros((sum(query_lens), 1), np.uint8)
+    bits[: len(parents)] = np.packbits(tree, axis=1, bitorder="little")
+    batch, cache, keys, values = _batch(query_lens, seq_lens, tree_mask=bits, tree_lens=[len(parents), 0])
+    out = quire.attend(batch, cache)
+    context = np.ones((len(parents), 50 - len(parents)), bool)
+    _expect(batch, out, 0, _dense(batch.query[: len(parents)], keys[0], values[0], np.hstack([context, tree])))
+    _expect(batch, out, 1, _dense(batch.query[len(parents) :], keys[1], values[1], _visible(18, 2, 0, 20, True)))
+    assert quire.compare(out, batch.lse, quire.reference(batch, cache)).ok
+    bits[: len(parents)] = np.packbits(tree, axis=1)  # from the highest bit
+    with pytest.raises(quire.ContractError, match="Q-V09"):
+        quire.attend(batch, cache)
+
+
+def test_skipped_decode_rows_leave_the_flags_of_the_others():
+    """context_attention_fwd runs neighbours of skipped requests as batches of their own, each with its part of the flags."""
+    rng = np.random.default_rng(3)
+    starts, lens = np.array([0, 3, 4, 6, 9], np.int32), np.array([6, 7, 5, 4], np.int32)
+    q, k, v = (rng.standard_normal((9, 1, 8)).astype(np.float32) for _ in range(3))
+    k_cache, v_cache = rng.standard_normal((8, 1, 2, 4, 4)).astype(np.float32), rng.standard_normal((8, 1, 8, 4)).astype(np.float32)
+    table = np.arange(8, dtype=np.int32).reshape(4, 2)
+    flags = np.array([False, True, True, False])
+
+    def rows(causal, skip):
+        out = np.full_like(q, np.nan)
+        quire.vllm.context_attention_fwd(
+            q, k, v, out, "auto", k_cache, v_cache, table, starts, lens, None, 3, None, None, sm_scale=0.3, causal=causal, skip_decode=skip
+        )
+        return out
+
+    whole, some = rows(flags, False), rows(flags, True)
+    assert np.isnan(some[3]).all()
+    assert np.array_equal(np.delete(some, 3, 0), np.delete(whole, 3, 0))
+    assert not np.allclose(whole[6:], rows(True, False)[6:])

@@ -158,6 +158,22 @@ def test_the_command(tmp_path, capfd):
     assert document["schema"] == "quire.diagnose_ranks/1" and document["results"][0]["suspicions"][0]["detail"] == "rank 2's part is missing"
 
 
+def test_the_command_names_rule_and_file(tmp_path, capfd):
+    ranks = Ranks(make_job(**LENGTHS, dtype="f32"), 3, 2)
+    later = Ranks(make_job(**{**LENGTHS, "context_lens": [41, 30, 61, 2]}, dtype="f32"), 3, 2)
+    (tmp_path / "other").mkdir()
+    paths, mixed = (
+        write(folder, of, parts_of(of), normalised(*parts_of(of))) for folder, of in ((tmp_path, ranks), (tmp_path / "other", later))
+    )
+    assert main(["diagnose", paths[0], mixed[1], paths[2]]) == 1
+    assert f"Q-D05 seq_lens[0]: 42 on rank 1 ({mixed[1]}), expected 41 as on rank 0" in capfd.readouterr().out
+    case = quire.read_capture(paths[1])
+    case.batch.block_table[0, 0] = 913
+    quire.write_capture(paths[1], case)
+    assert main(["diagnose", *paths]) == 1
+    assert f"rank 1 ({paths[1]}): Q-T" in capfd.readouterr().out
+
+
 def test_what_is_wrong_with_the_captures(tmp_path):
     ranks = Ranks(make_job(**LENGTHS, dtype="f32"), 3, 2)
     parts = parts_of(ranks)
@@ -172,7 +188,7 @@ def test_what_is_wrong_with_the_captures(tmp_path):
     later_parts = parts_of(later)
     mixed = write(other, later, later_parts, normalised(*later_parts))
     found = diagnose([paths[0], mixed[1], paths[2]])
-    assert found.verdict == "broken batch" and found.disagreements[0] == "seq_lens[0]: 42 on rank 1, expected 41 as on rank 0"
+    assert found.verdict == "broken batch" and found.disagreements[0] == "Q-D05 seq_lens[0]: 42 on rank 1, expected 41 as on rank 0"
     case = quire.read_capture(paths[0])
     plain = str(tmp_path / "plain.safetensors")
     quire.write_capture(plain, case.batch, case.cache, case.options, case.observed)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quire.vllm's short way for engines' calls on a device asks for what the long one asks for, or leaves the call to it.
+"""What quire.vllm's readers make of engines' calls on a device: the arguments that reach the bindings, which no value on the device tells.
 
-Tensors of torch's meta device stand for those of a GPU: nothing is computed, and the arguments of _quire.attend_arrays() and
-_quire.append_arrays() are compared.
+Tensors of torch's meta device stand for those of a GPU: they have no values, so a reader that looks at one raises.
 """
 
 import inspect
@@ -13,10 +12,9 @@ torch = pytest.importorskip("torch")
 
 import quire
 import quire.vllm as ops
-
-ATTEND = ("query output k v query_start_loc seq_lens block_table layout cache_dtype cached_lens key value lse k_scale v_scale softmax_scale "
-          "sliding_window logits_soft_cap alibi_slopes sinks padding max_query_len max_seq_len stream wait remember q_scale output_scale").split()  # fmt: skip
-DEFAULTS = {"remember": True, "cache_dtype": "", "layout": "nhd"}
+from quire import _quire
+from quire.vllm import _attention
+from quire.vllm._request import Request
 
 
 def meta(*shape, dtype=torch.bfloat16):
@@ -29,42 +27,27 @@ PACKED_K, PACKED_V, FP8 = meta(12, 2, 8, 16, 8), meta(12, 2, 64, 16), torch.uint
 ONE, SCALAR, HEADS = meta(1, dtype=torch.float32), meta(dtype=torch.float32), meta(2, dtype=torch.float32)
 SLOPES = meta(8, dtype=torch.float32)
 SLOTS = meta(6, dtype=torch.int64)
+OUT8 = meta(6, 8, 64, dtype=torch.float8_e4m3fn)
 
 
-def recorded(monkeypatch, call, name, names, long_way):
-    """The arguments of ``name`` that a call reaches the bindings with, and how often it went the short way."""
-    found, short = [], []
-    monkeypatch.setattr(ops._quire, name, lambda *args, **named: found.append({**dict(zip(names, args)), **named}))
-    way = "_attend_plain" if name == "attend_arrays" else "_append_plain"
-    plain = getattr(ops, way)
-
-    def counted(*args, **named):
-        went = not long_way and plain(*args, **named)
-        short.append(went)
-        return went
-
-    monkeypatch.setattr(ops, way, counted)
+def recorded(monkeypatch, call, name, names):
+    """The arguments of ``name``, of the bindings, that a call ends in."""
+    found = []
+    monkeypatch.setattr(_quire, name, lambda *args: found.append(dict(zip(names, args, strict=True))))
     call()
     monkeypatch.undo()
     (arguments,) = found
-    return arguments, any(short)
+    return arguments
 
 
 def same(name, a, b):
-    if isinstance(a, str) and isinstance(b, torch.Tensor):  # cached_lens, by Quire's kernel or by torch's
-        return name == "cached_lens" and a == "decode" and tuple(b.shape) == tuple(LENS.shape)
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):  # the long way makes vectors of scales
-        return a is b or (name.endswith("scale") and a is not None and b is not None and a.numel() == b.numel())
-    return a == b and type(a) is type(b)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):  # a scale of one number may be a view
+        return a is b or (name.endswith("scale") and a.numel() == b.numel())
+    return a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b)
 
 
-def both_ways(monkeypatch, call):
-    short, went = recorded(monkeypatch, call, "attend_arrays", ATTEND, False)
-    long, _ = recorded(monkeypatch, call, "attend_arrays", ATTEND, True)
-    for name in ATTEND:
-        a, b = (arguments.get(name, DEFAULTS.get(name)) for arguments in (short, long))
-        assert same(name, a, b), f"{name}: {a!r} the short way, {b!r} the long one"
-    return went
+def differences(got, expected):
+    return [f"{name}: {got[name]!r}, expected {expected[name]!r}" for name in Request._fields if not same(name, got[name], expected[name])]
 
 
 def unified(**changed):
@@ -79,55 +62,89 @@ def chunked(**changed):
     return lambda: ops.chunked_prefill_paged_decode(**{**call, **changed})
 
 
+def context(**changed):
+    call = dict(q=Q, k=None, v=None, o=OUT, kv_cache_dtype="auto", k_cache=PACKED_K, v_cache=PACKED_V, b_loc=TABLE, b_start_loc=STARTS,
+                b_seq_len=LENS, max_seq_len=60, max_input_len=4, k_scale=None, v_scale=None, sm_scale=0.125)  # fmt: skip
+    return lambda: ops.context_attention_fwd(**{**call, **changed})
+
+
+NOTHING = dict.fromkeys(Request._fields)
+PLAIN = NOTHING | dict(query=Q, output=OUT, query_start_loc=STARTS, seq_lens=LENS, block_table=TABLE, cache_dtype="bf16", softmax_scale=0.125,
+                       padding="left", max_query_len=4, wait=False, remember=True, part="call", causal=True)  # fmt: skip
+UNIFIED = PLAIN | dict(k=K, v=V, layout="nhd", max_seq_len=60)
+PACKED = PLAIN | dict(k=PACKED_K, v=PACKED_V, layout="packed")
+NEW = dict(key=KEY, value=VALUE, cached_lens="decode")  # one kernel of Quire's finds them
 K8, V8 = meta(12, 16, 2, 64, dtype=FP8), meta(12, 16, 2, 64, dtype=FP8)
-SHORT = [
-    dict(), dict(softcap=30.0), dict(softcap=-1.0), dict(window_size=(15, 0)), dict(window_size=(0, 0)), dict(window_size=None), dict(sinks=SLOPES),
-    dict(alibi_slopes=SLOPES), dict(k_descale=ONE, v_descale=SCALAR), dict(k=K8, v=V8, k_descale=ONE, v_descale=SCALAR), dict(k=K8, v=V8),
-    dict(k=K8, v=V8, k_descale=0.5, v_descale=2.0), dict(k=K8, v=V8, fp8_flavour="fnuz"), dict(softmax_scale=None), dict(wait=False),
-    dict(kv_quant_mode=1, use_td=True, mm_prefix_clamp_sliding_window=True),
-]  # fmt: skip
-LONG = [
-    dict(max_seqlen_q=0), dict(max_seqlen_k=0), dict(softmax_scale=1), dict(k=K8, v=V8, k_descale=HEADS, v_descale=HEADS),
-    dict(k=K8, v=V8, k_descale=ONE.expand(3, 2), v_descale=ONE.expand(3, 2)), dict(q_descale=ONE),
-    dict(out=meta(6, 8, 64, dtype=torch.float8_e4m3fn), output_scale=ONE), dict(kv_quant_mode=None),
-]  # fmt: skip
+PACKED_K8, PACKED_V8 = meta(12, 2, 4, 16, 16, dtype=FP8), meta(12, 2, 64, 16, dtype=FP8)
+FLAGS = meta(3, dtype=torch.bool)
+E4M3 = dict(k=K8, v=V8, cache_dtype="fp8_e4m3fn")
+
+UNIFIED_CALLS = {
+    "plain": (dict(), dict()),
+    "cap": (dict(softcap=30.0), dict(logits_soft_cap=30.0)),
+    "cap below 0 is off": (dict(softcap=-1.0), dict()),
+    "window": (dict(window_size=(15, 0)), dict(sliding_window=16)),
+    "window of the own key": (dict(window_size=(0, 0)), dict(sliding_window=1)),
+    "no window": (dict(window_size=None), dict()),
+    "sinks": (dict(sinks=SLOPES), dict(sinks=SLOPES)),
+    "slopes": (dict(alibi_slopes=SLOPES), dict(alibi_slopes=SLOPES)),
+    "scales of other caches": (dict(k_descale=ONE, v_descale=SCALAR), dict()),
+    "fp8": (dict(k=K8, v=V8), E4M3),
+    "scales": (dict(k=K8, v=V8, k_descale=ONE, v_descale=SCALAR), E4M3 | dict(k_scale=ONE, v_scale=SCALAR)),
+    "scales of the host": (dict(k=K8, v=V8, k_descale=0.5, v_descale=2.0), E4M3 | dict(k_scale=0.5, v_scale=2.0)),
+    "scales of heads": (dict(k=K8, v=V8, k_descale=HEADS, v_descale=HEADS), E4M3 | dict(k_scale=HEADS, v_scale=HEADS)),
+    "expanded scales": (dict(k=K8, v=V8, k_descale=HEADS.expand(3, 2), v_descale=HEADS.expand(3, 2)), E4M3 | dict(k_scale=HEADS, v_scale=HEADS)),
+    "flavour": (dict(k=K8, v=V8, fp8_flavour="fnuz"), dict(k=K8, v=V8, cache_dtype="fp8_e4m3fnuz")),
+    "no scale": (dict(softmax_scale=None), dict(softmax_scale=None)),
+    "whole scale": (dict(softmax_scale=1), dict(softmax_scale=1.0)),
+    "wait": (dict(wait=True), dict(wait=True)),
+    "what changes nothing": (dict(kv_quant_mode=1, use_td=True, mm_prefix_clamp_sliding_window=True), dict()),
+    "no mode": (dict(kv_quant_mode=None), dict()),
+    "no row": (dict(max_seqlen_q=0), dict(max_query_len=1)),
+    "no key": (dict(max_seqlen_k=0), dict(max_seq_len=1)),
+    "scale of another query": (dict(q_descale=ONE), dict()),
+    "fp8 output": (dict(out=OUT8, output_scale=ONE), dict(output=OUT8, output_scale=ONE)),
+    "not causal": (dict(causal=False, window_size=(15, 15)), dict(causal=False, sliding_window=16, window_right=15)),
+    "flags": (dict(causal=FLAGS), dict(causal=FLAGS)),
+}  # fmt: skip
+CHUNKED_CALLS = {
+    "plain": (dict(), NEW),
+    "decode": (dict(max_query_len=1), dict(max_query_len=1)),
+    "no bound": (dict(max_query_len=None), NEW | dict(max_query_len=None)),
+    "all in the cache": (dict(key=None, value=None), dict()),
+    "window": (dict(sliding_window=16), NEW | dict(sliding_window=16)),
+    "window 0 is off": (dict(sliding_window=0), NEW),
+    "window below 0 is off": (dict(sliding_window=-1), NEW),
+    "sinks and slopes": (dict(sinks=SLOPES, alibi_slopes=SLOPES), NEW | dict(sinks=SLOPES, alibi_slopes=SLOPES)),
+    "scales": (dict(key_cache=PACKED_K8, value_cache=PACKED_V8, kv_cache_dtype="fp8", k_scale=ONE, v_scale=SCALAR),
+               NEW | dict(k=PACKED_K8, v=PACKED_V8, cache_dtype="fp8_e4m3fn", k_scale=ONE, v_scale=SCALAR)),
+    "fp8 output": (dict(output=OUT8, output_scale=ONE), NEW | dict(output=OUT8, output_scale=ONE)),
+    "not causal": (dict(causal=False), NEW | dict(causal=False)),
+}  # fmt: skip
+CONTEXT_CALLS = {
+    "plain": (dict(), dict()),
+    "window": (dict(sliding_window=16), dict(sliding_window=16)),
+    "fp8 output": (dict(o=OUT8, fp8_out_scale=ONE), dict(output=OUT8, output_scale=ONE)),
+}  # fmt: skip
+CASES = [
+    pytest.param(call, plain | expected, changed, id=f"{call.__name__}: {name}")
+    for call, plain, cases in ((unified, UNIFIED, UNIFIED_CALLS), (chunked, PACKED, CHUNKED_CALLS), (context, PACKED, CONTEXT_CALLS))
+    for name, (changed, expected) in cases.items()
+]
 
 
-@pytest.mark.parametrize("changed", SHORT, ids=lambda c: ",".join(c) or "plain")
-def test_unified_attention_goes_the_short_way(monkeypatch, changed):
-    assert both_ways(monkeypatch, unified(**changed))
+@pytest.mark.parametrize("call, expected, changed", CASES)
+def test_what_reaches_the_bindings(monkeypatch, call, expected, changed):
+    assert differences(recorded(monkeypatch, call(**changed), "attend_arrays", Request._fields), expected) == []
 
 
-@pytest.mark.parametrize("changed", LONG, ids=",".join)
-def test_unified_attention_goes_the_long_way(monkeypatch, changed):
-    assert not both_ways(monkeypatch, unified(**changed))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [dict(), dict(max_query_len=1), dict(key=None, value=None), dict(sliding_window=16), dict(sliding_window=0), dict(sliding_window=-1),
-     dict(sinks=SLOPES, alibi_slopes=SLOPES),
-     dict(key_cache=meta(12, 2, 4, 16, 16, dtype=FP8), value_cache=meta(12, 2, 64, 16, dtype=FP8), kv_cache_dtype="fp8", k_scale=ONE,
-          v_scale=ONE)],
-    ids=lambda c: ",".join(c) or "plain",
-)  # fmt: skip
-def test_chunked_prefill_paged_decode_goes_the_short_way(monkeypatch, changed):
-    assert both_ways(monkeypatch, chunked(**changed))
-
-
-def test_a_fault_in_the_short_way_is_found(monkeypatch):
-    plain = ops._attend_plain
-
-    def faulty(*args, **named):
-        args = list(args)
-        args[12] = 7  # the window
-        return plain(*args, **named)
-
-    monkeypatch.setattr(ops, "_attend_plain", faulty)
-    short, _ = recorded(monkeypatch, unified(), "attend_arrays", ATTEND, False)
-    monkeypatch.setattr(ops, "_attend_plain", plain)
-    long, _ = recorded(monkeypatch, unified(), "attend_arrays", ATTEND, True)
-    assert not same("sliding_window", short["sliding_window"], long["sliding_window"])
+@pytest.mark.parametrize("name", ["sliding_window", "max_query_len", "k", "causal"])
+def test_a_fault_in_a_reader_is_found(monkeypatch, name):
+    read = _attention.read_unified
+    faulty = lambda *args: tuple(Request(*read(*args))._replace(**{name: 7}))  # noqa: E731
+    monkeypatch.setattr(_attention, "read_unified", faulty)
+    (found,) = differences(recorded(monkeypatch, unified(), "attend_arrays", Request._fields), UNIFIED)
+    assert found.startswith(f"{name}: 7, expected")
 
 
 @pytest.mark.parametrize("name, value", [("qq_bias", SLOPES), ("rswa_window", 4), ("kv_quant_mode", 2), ("chunk_lookback", 3),
@@ -147,14 +164,13 @@ APPEND = "k v key value slot_mapping layout cache_dtype k_scale v_scale".split()
 
 @pytest.mark.parametrize("op, layout, caches", [(ops.reshape_and_cache_flash, "nhd", (K, V)), (ops.reshape_and_cache, "packed", (PACKED_K, PACKED_V))])
 def test_append_hands_over_what_it_was_given(monkeypatch, op, layout, caches):
-    got, short = recorded(monkeypatch, lambda: op(KEY, VALUE, *caches, SLOTS, "auto", ONE, ONE), "append_arrays", APPEND, False)
-    assert short
+    got = recorded(monkeypatch, lambda: op(KEY, VALUE, *caches, SLOTS, "auto", ONE, ONE), "append_arrays", APPEND)
     assert all(got[name] is given for name, given in zip(APPEND, (*caches, KEY, VALUE, SLOTS)))
     assert (got["layout"], got["cache_dtype"], got["k_scale"], got["v_scale"]) == (layout, "bf16", None, None)  # no fp8, no scale
 
 
-def test_the_positions_of_attend_arrays_are_those_of_this_file():
+def test_the_fields_of_a_request_are_the_arguments_of_attend_arrays():
     """Its docstring begins with its signature."""
-    text = inspect.getdoc(ops._quire.attend_arrays).splitlines()[0]
-    order = [text.index(f"{name}:") for name in ATTEND]
-    assert order == sorted(order)
+    text = inspect.getdoc(_quire.attend_arrays).splitlines()[0]
+    names = [part.split(":")[0].strip() for part in text[text.index("(") + 1 : text.rindex(")")].split(",") if ":" in part]
+    assert names == list(Request._fields)

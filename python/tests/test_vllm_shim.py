@@ -16,6 +16,7 @@ from dense import FP8, make_job, packed
 
 import quire
 import quire.vllm as ops
+from quire.vllm import _tensors
 
 try:
     import torch
@@ -303,7 +304,7 @@ def test_fp8_flavours(monkeypatch, flavour, typed):
 
 
 def test_an_unusual_x_is_copied_with_one_warning(monkeypatch):
-    monkeypatch.setattr(ops, "_warned", set())
+    monkeypatch.setattr(_tensors, "_warned", set())
     job = matrix_job(OPS[0], 24, 1, "fp8")
     args, _ = args_of(job, NumpyLibrary, OPS[0], "fp8", x=8)
     with pytest.warns(RuntimeWarning, match="packed with x = 8 where 16 is expected for fp8_e4m3fn"):

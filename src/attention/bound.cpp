@@ -20,7 +20,7 @@ struct Pair {
   const Tensor* given;
 };
 
-using Pairs = std::array<Pair, 22>;
+using Pairs = std::array<Pair, 26>;
 
 Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
   return {{{"output", &a.output, &b.output},
@@ -44,7 +44,11 @@ Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& 
            {"output_scale", &a.output_scale, &b.output_scale},
            {"causal", &a.causal, &b.causal},
            {"q_begin", &a.q_begin, &b.q_begin},
-           {"key_begin", &a.key_begin, &b.key_begin}}};
+           {"key_begin", &a.key_begin, &b.key_begin},
+           {"spans", &a.spans, &b.spans},
+           {"prefix_lens", &a.prefix_lens, &b.prefix_lens},
+           {"tree_mask", &a.tree_mask, &b.tree_mask},
+           {"tree_lens", &a.tree_lens, &b.tree_lens}}};
 }
 constexpr std::size_t kWritten = 2;  // output and lse, the first of the pairs
 
@@ -62,7 +66,8 @@ bool same_tensors(const Pairs& pairs) {
 bool same_choices(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
   return c.layout == d.layout && a.padding == b.padding && o.softmax_scale == p.softmax_scale &&
          o.sliding_window == p.sliding_window && o.logits_soft_cap == p.logits_soft_cap && o.causal == p.causal &&
-         o.window_right == p.window_right;
+         o.window_right == p.window_right && o.attention_chunk == p.attention_chunk && o.prefix_len == p.prefix_len &&
+         o.spans_beyond_window == p.spans_beyond_window;
 }
 
 Status other_call(const Pairs& pairs) {
@@ -72,9 +77,9 @@ Status other_call(const Pairs& pairs) {
           Code::invalid_argument,
           formatted("bound call: {} is {} in {} memory, bound as {} in {} memory; bind again for other shapes, strides or types",
                     p.name, to_string(*p.given), name(p.given->memory), to_string(*p.bound), name(p.bound->memory))};
-  return {
-      Code::invalid_argument,
-      "bound call: layout, padding, softmax_scale, sliding_window, logits_soft_cap, causal or window_right differ; bind again"};
+  return {Code::invalid_argument,
+          "bound call: layout, padding, softmax_scale, sliding_window, logits_soft_cap, causal, window_right, attention_chunk, "
+          "prefix_len or spans_beyond_window differ; bind again"};
 }
 
 /// Addresses [begin, end) between the first and the last byte of a tensor whose descriptor was checked; empty if it has none.

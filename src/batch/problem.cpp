@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "semantics/mask.h"
 #include "semantics/page_walk.h"
-#include "semantics/visible_range.h"
 
 namespace quire {
 namespace {
@@ -26,14 +26,32 @@ Wide sum_clamped(std::int64_t first, std::int64_t count, std::int64_t limit) {
   return Wide{below - zeros} * (Wide{first + zeros} + first + below - 1) / 2 + Wide{count - below} * limit;
 }
 
-semantics::Reach reach_of(const Problem& p, const Request& r) {
-  return semantics::reach_of(r.causal, p.sliding_window.value_or(0), p.window_right.value_or(-1));
+semantics::Mask mask_of(const Problem& p, const Request& r) {
+  semantics::Mask mask;
+  mask.reach = semantics::reach_of(r.causal, p.sliding_window.value_or(0), p.window_right.value_or(-1));
+  mask.num_keys = r.seq_len();
+  mask.key_begin = r.key_begin;
+  mask.set_chunk(p.attention_chunk.value_or(0));
+  if (r.num_spans > 0) mask.spans = {p.spans.data() + r.first_span, r.num_spans};
+  mask.spans_beyond_window = p.spans_beyond_window;
+  mask.set_regions(r.prefix_len, r.tree_len);
+  return mask;
+}
+
+/// visible_pairs() of a request by rows: the number saturates, too.
+std::int64_t pairs_by_rows(const Problem& p, const Request& r) {
+  const semantics::Mask mask = mask_of(p, r);
+  Wide pairs = 0;
+  for (std::int64_t i = 0; i < r.query_len; ++i) pairs += mask.count(r.first_row() + i);
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  return pairs > kLargest ? kLargest : static_cast<std::int64_t>(pairs);
 }
 
 /// Sum of visible keys over the query rows of one request; saturates. A decode row, of which steps have hundreds, is one range.
 std::int64_t visible_pairs(const Problem& p, const Request& r) {
   if (r.query_len == 1 && p.is_causal_at_end()) return p.sliding_window ? std::min(r.seq_len(), *p.sliding_window) : r.seq_len();
-  const semantics::Reach reach = reach_of(p, r);
+  if (p.has_shapes()) return pairs_by_rows(p, r);
+  const semantics::Reach reach = mask_of(p, r).reach;
   const Wide ends = sum_clamped(r.first_row() + reach.after + 1, r.query_len, r.seq_len());
   const Wide begins = sum_clamped(r.first_row() - reach.before, r.query_len, r.seq_len());
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
@@ -68,13 +86,31 @@ std::int64_t Problem::visible_pairs() const noexcept {
 
 KeyPositions Problem::visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept {
   const std::int64_t at = request.first_row();
-  const semantics::KeyRange keys =
-      semantics::visible_range(reach_of(*this, request), at + first_row, at + last_row, request.seq_len());
+  const semantics::KeyRange keys = mask_of(*this, request).of_rows(at + first_row, at + last_row);
   return {keys.begin, keys.end};
 }
 
 KeyPositions Problem::visible_keys(const Request& request) const noexcept {
   return request.query_len == 0 ? KeyPositions{} : visible_keys(request, 0, request.query_len - 1);
+}
+
+namespace {
+
+/// Entry [r, i, j] of spans.
+std::int64_t span_value(const Tensor& spans, std::int64_t r, std::int64_t i, std::int64_t j) {
+  return semantics::load_index(spans.data, spans.dtype, r * spans.stride[0] + i * spans.stride[1] + j * spans.stride[2]);
+}
+
+}  // namespace
+
+KeyPositions Problem::hidden_keys(const Request& request) const noexcept {
+  if (!has_prefix || request.query_len == 0) return {};
+  const semantics::KeyRange gap = mask_of(*this, request).gap(request.first_row());
+  return gap.begin < gap.end ? KeyPositions{gap.begin, gap.end} : KeyPositions{};
+}
+
+Span span_of(const Batch& batch, std::int64_t request, std::int64_t i) {
+  return {span_value(batch.spans, request, i, 0), span_value(batch.spans, request, i, 1)};
 }
 
 Request request_of(const Batch& batch, const Options& options, std::int64_t r) {
@@ -87,6 +123,11 @@ Request request_of(const Batch& batch, const Options& options, std::int64_t r) {
   req.causal = batch.causal.present() ? semantics::flag_view(batch.causal)[r] : options.causal;
   if (batch.key_begin.present()) req.key_begin = semantics::index_view(batch.key_begin)[r];
   if (batch.q_begin.present()) req.shift = semantics::index_view(batch.q_begin)[r] - req.key_begin - req.context_len;
+  req.prefix_len = batch.prefix_lens.present() ? semantics::index_view(batch.prefix_lens)[r] : options.prefix_len.value_or(0);
+  if (batch.tree_lens.present()) req.tree_len = semantics::index_view(batch.tree_lens)[r];
+  const std::int64_t most_spans = batch.spans.present() ? batch.spans.shape[1] : 0;
+  while (req.num_spans < most_spans && !(span_of(batch, r, req.num_spans).begin >= span_of(batch, r, req.num_spans).end))
+    ++req.num_spans;
   return req;
 }
 
@@ -115,11 +156,22 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.has_causal = batch.causal.present();
   p.has_q_begin = batch.q_begin.present();
   p.has_key_begin = batch.key_begin.present();
+  p.attention_chunk = options.attention_chunk;
+  p.prefix_len = options.prefix_len.value_or(0);
+  p.has_prefix = options.prefix_len || batch.prefix_lens.present();
+  p.has_prefix_lens = batch.prefix_lens.present();
+  p.has_spans = batch.spans.present();
+  p.has_tree = batch.tree_mask.present();
+  p.spans_beyond_window = options.spans_beyond_window;
   if (batch.output.shape[2] != p.head_dim) p.v_head_dim = batch.output.shape[2];
 
   if (batch.query_start_loc.memory != Memory::cpu) return p;
   p.reqs.resize(static_cast<std::size_t>(batch.seq_lens.shape[0]));
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) p.reqs[r] = request_of(batch, options, static_cast<std::int64_t>(r));
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    Request& req = p.reqs[r] = request_of(batch, options, static_cast<std::int64_t>(r));
+    req.first_span = req.num_spans > 0 ? static_cast<std::int64_t>(p.spans.size()) : 0;
+    for (std::int64_t i = 0; i < req.num_spans; ++i) p.spans.push_back(span_of(batch, static_cast<std::int64_t>(r), i));
+  }
   p.num_padding_rows = batch.query.shape[0] - num_request_rows(batch);
   return p;
 }

@@ -6,6 +6,7 @@
 
 #include "bench/ceilings/measure.h"
 #include "bench/driver.h"
+#include "bench/lane.h"
 #include "bench/timing.h"
 #include "bench/verified.h"
 #include "cases/chosen_rows.h"
@@ -267,19 +268,8 @@ Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const st
   result.flops = floor_of(entry.problem, 0, 1e-9).compute_seconds;  // FLOPs at one FLOP per second
   result.copies = static_cast<std::int64_t>(caches->size());
   result.working_set_bytes = result.copies * result.kv_bytes;
-  std::vector<DeviceLane> lanes;
-  for (const BenchVariant& variant : variants) {
-    Result<DeviceLane> lane = DeviceLane::make(there.value(), gpu, variant);
-    if (lane.ok()) {
-      lanes.push_back(std::move(lane).value());
-      continue;
-    }
-    BenchResult refused;
-    refused.variant = variant;
-    refused.status = BenchStatus::refused;
-    refused.reason = lane.status().message();
-    result.results.push_back(std::move(refused));
-  }
+  std::vector<DeviceLane> lanes = lanes_of<DeviceLane>(
+      variants, [&](const BenchVariant& variant) { return DeviceLane::make(there.value(), gpu, variant); }, result);
   time_in_turns(lanes, caches.value(), options.seconds, [&] { return say("timing on the device"); });
   std::optional<Expected> expected;
   if (options.verify && !lanes.empty() && say("fp64 reference")) {

@@ -57,24 +57,6 @@ std::string utc_now() {
   return text;
 }
 
-/// The lanes that could be planned; the others become refused results.
-std::vector<Lane> make_lanes(const Case& c, const std::vector<BenchVariant>& variants, BenchCaseResult& result) {
-  std::vector<Lane> lanes;
-  for (const BenchVariant& variant : variants) {
-    Result<Lane> lane = Lane::make(c, variant);
-    if (lane.ok()) {
-      lanes.push_back(std::move(lane).value());
-      continue;
-    }
-    BenchResult refused;
-    refused.variant = variant;
-    refused.status = BenchStatus::refused;
-    refused.reason = lane.status().message();
-    result.results.push_back(std::move(refused));
-  }
-  return lanes;
-}
-
 }  // namespace
 
 Result<Case> case_of(const Entry& entry) {
@@ -140,7 +122,7 @@ Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVari
   result.copies = rotation.copies();
   result.working_set_bytes = result.copies * result.kv_bytes;
 
-  std::vector<Lane> lanes = make_lanes(c, variants, result);
+  std::vector<Lane> lanes = lanes_of<Lane>(variants, [&](const BenchVariant& variant) { return Lane::make(c, variant); }, result);
   std::string what = "timing";
   for (const Lane& lane : lanes) what += (what == "timing" ? " " : "; ") + words_for(lane.variant());
   const std::vector<Timing> timings = time_in_turns(c, rotation, lanes, options.seconds, [&] { return say(what); });

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "bench/memory.h"
@@ -42,6 +43,25 @@ class Lane {
   Tensor output_, lse_;
   std::vector<std::byte> first_;
 };
+
+/// The lanes that make(variant) could plan; the others become refused results.
+template <class AnyLane, class Make>
+std::vector<AnyLane> lanes_of(const std::vector<BenchVariant>& variants, Make&& make, BenchCaseResult& result) {
+  std::vector<AnyLane> lanes;
+  for (const BenchVariant& variant : variants) {
+    Result<AnyLane> lane = make(variant);
+    if (lane.ok()) {
+      lanes.push_back(std::move(lane).value());
+      continue;
+    }
+    BenchResult refused;
+    refused.variant = variant;
+    refused.status = BenchStatus::refused;
+    refused.reason = lane.status().message();
+    result.results.push_back(std::move(refused));
+  }
+  return lanes;
+}
 
 /// Median seconds of planning for this case, without the checks of the batch.
 double plan_seconds(const Problem& problem, const BenchVariant& variant);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See memory.h.
 #include "bench/memory.h"
+#include "semantics/ceil_div.h"
 
 #include <algorithm>
 #include <cstring>
@@ -95,7 +96,7 @@ Rotation::Rotation(const KVCache& cache, std::int64_t copies) {
 std::int64_t copies_for(std::int64_t visible_bytes, std::int64_t l3_bytes, std::int64_t cold) {
   const std::int64_t in_cache = l3_bytes > 0 ? std::min(kInCache, l3_bytes / 2) : kInCache;
   if (visible_bytes <= in_cache) return 1;
-  return std::max<std::int64_t>(2, (cold + visible_bytes - 1) / visible_bytes);
+  return std::max<std::int64_t>(2, semantics::ceil_div(cold, visible_bytes));
 }
 
 }  // namespace quire::bench_detail

@@ -102,6 +102,10 @@ Result<Batch> read_batch(const quire_batch* b) {
   out.causal = reader.tensor("causal", b->causal);
   out.q_begin = reader.tensor("q_begin", b->q_begin);
   out.key_begin = reader.tensor("key_begin", b->key_begin);
+  out.spans = reader.tensor("spans", b->spans);
+  out.prefix_lens = reader.tensor("prefix_lens", b->prefix_lens);
+  out.tree_mask = reader.tensor("tree_mask", b->tree_mask);
+  out.tree_lens = reader.tensor("tree_lens", b->tree_lens);
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -119,6 +123,10 @@ Result<Options> read_options(const quire_options* o) {
   out.sinks = reader.tensor("sinks", o->sinks);
   out.causal = reader.within("non_causal", o->non_causal, 0, 1) == 0;
   if (reader.within("has_window_right", o->has_window_right, 0, 1) == 1) out.window_right = o->window_right;
+  if (reader.within("has_attention_chunk", o->has_attention_chunk, 0, 1) == 1) out.attention_chunk = o->attention_chunk;
+  if (reader.within("has_prefix_len", o->has_prefix_len, 0, 1) == 1) out.prefix_len = o->prefix_len;
+  out.spans_beyond_window = reader.within("spans_beyond_window", o->spans_beyond_window, 0, 1) == 1;
+  reader.reserved("reserved2", o->reserved2);
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -255,6 +263,10 @@ Status write_batch(const Batch& from, quire_batch* to) {
   b.causal = to_c(from.causal);
   b.q_begin = to_c(from.q_begin);
   b.key_begin = to_c(from.key_begin);
+  b.spans = to_c(from.spans);
+  b.prefix_lens = to_c(from.prefix_lens);
+  b.tree_mask = to_c(from.tree_mask);
+  b.tree_lens = to_c(from.tree_lens);
   return write_struct(b, to, "batch");
 }
 
@@ -281,6 +293,11 @@ Status write_options(const Options& from, quire_options* to) {
   o.non_causal = from.causal ? 0 : 1;
   o.has_window_right = from.window_right.has_value();
   o.window_right = from.window_right.value_or(0);
+  o.has_attention_chunk = from.attention_chunk.has_value();
+  o.attention_chunk = from.attention_chunk.value_or(0);
+  o.has_prefix_len = from.prefix_len.has_value();
+  o.prefix_len = from.prefix_len.value_or(0);
+  o.spans_beyond_window = from.spans_beyond_window ? 1 : 0;
   return write_struct(o, to, "options");
 }
 

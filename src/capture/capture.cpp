@@ -51,6 +51,10 @@ constexpr Place kPlaces[] = {
     {"causal", false, [](Case& c) -> Tensor& { return c.batch.causal; }},
     {"q_begin", false, [](Case& c) -> Tensor& { return c.batch.q_begin; }},
     {"key_begin", false, [](Case& c) -> Tensor& { return c.batch.key_begin; }},
+    {"spans", false, [](Case& c) -> Tensor& { return c.batch.spans; }},
+    {"prefix_lens", false, [](Case& c) -> Tensor& { return c.batch.prefix_lens; }},
+    {"tree_mask", false, [](Case& c) -> Tensor& { return c.batch.tree_mask; }},
+    {"tree_lens", false, [](Case& c) -> Tensor& { return c.batch.tree_lens; }},
     {"q_scale", false, [](Case& c) -> Tensor& { return c.batch.q_scale; }},
     {"output_scale", false, [](Case& c) -> Tensor& { return c.batch.output_scale; }},
     {"k_cache", true, [](Case& c) -> Tensor& { return c.cache.k; }},
@@ -62,8 +66,11 @@ constexpr Place kPlaces[] = {
     {"observed", false, [](Case& c) -> Tensor& { return c.observed; }},
     {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
 };
-constexpr std::string_view kReservedKeys[] = {"quire_capture",   "quire_version", "layout", "softmax_scale", "sliding_window",
-                                              "logits_soft_cap", "padding",       "causal", "window_right"};
+constexpr std::string_view kReservedKeys[] = {"quire_capture",  "quire_version",   "layout",     "softmax_scale",
+                                              "sliding_window", "logits_soft_cap", "padding",    "causal",
+                                              "window_right",   "attention_chunk", "prefix_len", "spans_beyond_window"};
+
+constexpr std::string_view kBits = "tree_mask";
 
 const Place* find_place(std::string_view name) {
   const auto* place = std::find_if(std::begin(kPlaces), std::end(kPlaces), [&](const Place& p) { return p.name == name; });
@@ -105,6 +112,7 @@ Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
     return broken(
         formatted("metadata {}={}: the file stores {}, which is {}", quote(key), quote(given->second), entry.code, name(coded)));
   }
+  if (entry.name == kBits && named == DType::u8) return named;
   if (!is_fp8(named) && coded == DType::none) {
     return broken(formatted("metadata {}={}: expected an fp8 type for a U8 tensor", quote(key), quote(given->second)));
   }
@@ -157,6 +165,16 @@ Status read_options(const Metadata& metadata, Case& c) {
   if (const auto it = metadata.find("window_right"); it != metadata.end()) {
     c.options.window_right = capture::parse_int(it->second);
     if (!c.options.window_right) return bad_option("window_right", it->second, "an integer");
+  }
+  for (const auto& [key, option] :
+       {std::pair{"attention_chunk", &c.options.attention_chunk}, {"prefix_len", &c.options.prefix_len}})
+    if (const auto it = metadata.find(key); it != metadata.end()) {
+      *option = capture::parse_int(it->second);
+      if (!*option) return bad_option(key, it->second, "an integer");
+    }
+  if (const auto it = metadata.find("spans_beyond_window"); it != metadata.end()) {
+    if (it->second != "0" && it->second != "1") return bad_option("spans_beyond_window", it->second, "0 or 1");
+    c.options.spans_beyond_window = it->second == "1";
   }
   if (const auto it = metadata.find("causal"); it != metadata.end()) {
     if (it->second != "0" && it->second != "1") return bad_option("causal", it->second, "0 or 1");
@@ -279,7 +297,8 @@ Status refuse(std::string_view tensor, std::string_view why) {
 }
 
 Result<Outgoing> outgoing(std::string_view tensor_name, const Tensor& t) {
-  const std::string_view code = capture::code_of(t.dtype);
+  // Bits are bytes of any value, and a BOOL of another value than 0 and 1 is none.
+  const std::string_view code = tensor_name == kBits && t.dtype == DType::u8 ? "U8" : capture::code_of(t.dtype);
   if (code.empty()) return refuse(tensor_name, formatted("type {} cannot be stored", name(t.dtype)));
   if (t.memory != Memory::cpu) return refuse(tensor_name, "it is in device memory; copy it to the host first");
   if (t.rank > Tensor::kMaxRank) return refuse(tensor_name, formatted("rank {}: expected at most {}", t.rank, Tensor::kMaxRank));
@@ -333,6 +352,9 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
   if (c.options.window_right) m["window_right"] = formatted("{}", *c.options.window_right);
   if (!c.options.causal) m["causal"] = "0";
+  if (c.options.attention_chunk) m["attention_chunk"] = formatted("{}", *c.options.attention_chunk);
+  if (c.options.prefix_len) m["prefix_len"] = formatted("{}", *c.options.prefix_len);
+  if (c.options.spans_beyond_window) m["spans_beyond_window"] = "1";
   if (c.batch.padding != Padding::refused) m["padding"] = name(c.batch.padding);
   for (const Outgoing& one : tensors) {
     if (one.entry.code == "U8") m[formatted("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);

@@ -15,6 +15,7 @@
 #include "capture/random.h"
 #include "capture/shared_pages.h"
 #include "quire/capture.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/token_scale.h"
@@ -31,11 +32,9 @@ constexpr std::int64_t kSparePages = 3;  // poisoned pages beside those in use
 constexpr float kPeakyFactor = 8.0f;     // factor of queries of peaky heads, so that few keys dominate
 
 /// One stream of random numbers per kind of data.
-enum What : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3, kSinks = 4, kPages = 5 };
+enum What : std::uint64_t { kQuery = 1, kKey = 2, kValue = 3, kSinks = 4, kPages = 5, kTree = 6 };
 /// Stands for the request in the streams of tokens that all requests share.
 constexpr std::uint64_t kSharedPrefix = ~std::uint64_t{0};
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 /// Counts that the tensors are made from.
 struct Sizes {
@@ -55,7 +54,7 @@ Sizes sizes_of(const ProblemLine& line) {
   std::map<capture::Branch, std::int64_t> branches;
   for (std::int64_t i = 0; i < s.num_reqs; ++i) {
     const Request& r = p.reqs[static_cast<std::size_t>(i)];
-    const std::int64_t pages = ceil_div(r.seq_len(), p.page_size);
+    const std::int64_t pages = semantics::ceil_div(r.seq_len(), p.page_size);
     const std::int64_t shared = capture::shared_pages(line, i);
     s.common_pages = std::max(s.common_pages, std::min(shared, line.shared_pages));
     std::int64_t end = line.shared_pages;
@@ -182,6 +181,12 @@ class Maker {
     if (p_.has_causal) b.causal = tensor(DType::u8, s_.num_reqs);
     if (p_.has_q_begin) b.q_begin = tensor(line_.index_dtype, s_.num_reqs);
     if (p_.has_key_begin) b.key_begin = tensor(line_.index_dtype, s_.num_reqs);
+    if (p_.has_prefix_lens) b.prefix_lens = tensor(line_.index_dtype, s_.num_reqs);
+    if (p_.has_spans) b.spans = tensor(line_.index_dtype, s_.num_reqs, most(&Request::num_spans) + 1, 2);
+    if (p_.has_tree) {
+      b.tree_lens = tensor(line_.index_dtype, s_.num_reqs);
+      b.tree_mask = tensor(DType::u8, s_.num_tokens, semantics::ceil_div(std::max<std::int64_t>(1, most(&Request::tree_len)), 8));
+    }
     if (s_.has_new_rows) {
       b.cached_lens = tensor(line_.index_dtype, s_.num_reqs);
       b.key = tensor(p_.q_dtype, s_.num_tokens, p_.num_kv_heads, p_.head_dim);
@@ -203,6 +208,12 @@ class Maker {
     c_.cache.v_scale = cache_scale_tensor(p_.v_scale);
     if (p_.alibi) c_.options.alibi_slopes = tensor(DType::f32, p_.num_q_heads);
     if (p_.sinks) c_.options.sinks = tensor(DType::f32, p_.num_q_heads);
+  }
+
+  std::int64_t most(std::int64_t Request::* member) const {
+    std::int64_t value = 0;
+    for (const Request& r : p_.reqs) value = std::max(value, r.*member);
+    return value;
   }
 
   Tensor cache_tensor(std::int64_t dims, bool packed_keys) {
@@ -230,6 +241,9 @@ class Maker {
     c_.options.sliding_window = p_.sliding_window;
     c_.options.causal = p_.causal;
     c_.options.window_right = p_.window_right;
+    c_.options.attention_chunk = p_.attention_chunk;
+    if (p_.has_prefix && !p_.has_prefix_lens) c_.options.prefix_len = p_.prefix_len;
+    c_.options.spans_beyond_window = p_.spans_beyond_window;
     c_.options.logits_soft_cap = p_.logits_soft_cap;
     if (p_.alibi) fill_slopes(static_cast<float*>(c_.options.alibi_slopes.data));
     if (p_.sinks) fill_sinks(static_cast<float*>(c_.options.sinks.data));
@@ -277,9 +291,47 @@ class Maker {
       if (c_.batch.causal) static_cast<std::uint8_t*>(c_.batch.causal.data)[r] = request(r).causal ? 1 : 0;
       if (c_.batch.q_begin) store_index(c_.batch.q_begin, r, request(r).q_begin());
       if (c_.batch.key_begin) store_index(c_.batch.key_begin, r, request(r).key_begin);
+      if (c_.batch.prefix_lens) store_index(c_.batch.prefix_lens, r, request(r).prefix_len);
+      if (c_.batch.tree_lens) store_index(c_.batch.tree_lens, r, request(r).tree_len);
+      if (c_.batch.spans) fill_spans(r);
+      if (c_.batch.tree_mask) fill_tree(r, start);
       start += request(r).query_len;
     }
     store_index(c_.batch.query_start_loc, s_.num_reqs, start);
+  }
+
+  /// Empty spans follow the last.
+  void fill_spans(std::int64_t r) const {
+    const Request& req = request(r);
+    for (std::int64_t i = 0; i < c_.batch.spans.shape[1]; ++i) {
+      const Span span = i < req.num_spans ? p_.spans[static_cast<std::size_t>(req.first_span + i)] : Span{};
+      store_index(c_.batch.spans, (r * c_.batch.spans.shape[1] + i) * 2, span.begin);
+      store_index(c_.batch.spans, (r * c_.batch.spans.shape[1] + i) * 2 + 1, span.end);
+    }
+  }
+
+  /// A random tree: the parent of a node is one of the nodes before it, or the context. A row sees its node and what is above it;
+  /// a row that stands at no node sees all. Bits behind the tree are 1: who reads them is wrong.
+  void fill_tree(std::int64_t r, std::int64_t first_token) const {
+    const Request& req = request(r);
+    const std::uint64_t key = capture::stream(line_.seed, kTree, static_cast<std::uint64_t>(r));
+    const std::int64_t num_bytes = c_.batch.tree_mask.shape[1];
+    for (std::int64_t i = 0; i < req.query_len; ++i) {
+      auto* bits = static_cast<std::uint8_t*>(c_.batch.tree_mask.data) + (first_token + i) * num_bytes;
+      std::fill_n(bits, num_bytes, std::uint8_t{0xFF});
+      const std::int64_t own = req.first_row() + i - (req.seq_len() - req.tree_len);
+      for (std::int64_t b = 0; b < req.tree_len; ++b)
+        if (b != own && own < req.tree_len) bits[b / 8] = static_cast<std::uint8_t>(bits[b / 8] & ~(1 << b % 8));
+      if (own >= req.tree_len) continue;
+      for (std::int64_t node = own; node >= 0; node = parent_of(key, node))
+        bits[node / 8] |= static_cast<std::uint8_t>(1 << node % 8);
+    }
+  }
+  /// -1: the context.
+  static std::int64_t parent_of(std::uint64_t key, std::int64_t node) {
+    return static_cast<std::int64_t>(capture::mix64(key + static_cast<std::uint64_t>(node)) %
+                                     static_cast<std::uint64_t>(node + 1)) -
+           1;
   }
 
   /// Deals pages to every position below seq_len; the table shows only those that hold cached tokens.
@@ -298,10 +350,13 @@ class Maker {
         if (is_new) at->second = dealer.next();
         pages.push_back(at->second);
       }
-      while (static_cast<std::int64_t>(pages.size()) < ceil_div(req.seq_len(), p_.page_size)) pages.push_back(dealer.next());
-      const std::int64_t shown = ceil_div(req.cached_len, p_.page_size);
+      while (static_cast<std::int64_t>(pages.size()) < semantics::ceil_div(req.seq_len(), p_.page_size))
+        pages.push_back(dealer.next());
+      const std::int64_t shown = semantics::ceil_div(req.cached_len, p_.page_size);
+      const KeyPositions hidden = p_.hidden_keys(req);
       for (std::int64_t i = 0; i < s_.table_width; ++i) {
-        const std::int64_t page = i < shown ? pages[static_cast<std::size_t>(i)] : capture::kImpossiblePage;
+        const bool is_hidden = i * p_.page_size >= hidden.begin && (i + 1) * p_.page_size <= hidden.end;
+        const std::int64_t page = i < shown && !is_hidden ? pages[static_cast<std::size_t>(i)] : capture::kImpossiblePage;
         store_index(c_.batch.block_table, r * s_.table_width + i, page);
       }
       for (std::int64_t key = req.first_row(); key < req.first_row() + req.query_len; ++key, ++token) {
@@ -398,15 +453,19 @@ class Maker {
   template <typename Visit>
   void for_each_cached(What what, Visit&& visit) const {
     for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
-      const KeyPositions seen = p_.visible_keys(request(r));
+      const KeyPositions seen = p_.visible_keys(request(r)), hidden = p_.hidden_keys(request(r));
       const std::int64_t end = std::min(seen.end, request(r).cached_len);
       const semantics::IndexView pages = semantics::index_row(c_.batch.block_table, r);
-      semantics::for_each_page_run(pages, p_.page_size, seen.begin, end,
-                                   [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                     for (std::int64_t i = 0; i < count; ++i)
-                                       visit(page, offset + i, kv_stream(what, r, position + i),
-                                             request(r).key_begin + position + i);
-                                   });
+      const auto walk = [&](std::int64_t from, std::int64_t to) {
+        semantics::for_each_page_run(pages, p_.page_size, from, to,
+                                     [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+                                       for (std::int64_t i = 0; i < count; ++i)
+                                         visit(page, offset + i, kv_stream(what, r, position + i),
+                                               request(r).key_begin + position + i);
+                                     });
+      };
+      walk(seen.begin, hidden.begin < hidden.end ? std::min(end, hidden.begin) : end);
+      if (hidden.begin < hidden.end) walk(hidden.end, end);
     }
   }
 

@@ -12,6 +12,7 @@
 #include "capture/random.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 
@@ -72,14 +73,20 @@ class Poisoner {
     readable_.assign(static_cast<std::size_t>(slots), false);
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
       const Request& req = p_.reqs[r];
-      const KeyPositions seen = p_.visible_keys(req);
-      semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size,
-                                   seen.begin, std::min(seen.end, req.cached_len),
-                                   [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
-                                     const auto first = readable_.begin() + page * p_.page_size + offset;
-                                     std::fill(first, first + count, true);
-                                   });
+      const KeyPositions seen = p_.visible_keys(req), hidden = p_.hidden_keys(req);
+      const std::int64_t end = std::min(seen.end, req.cached_len);
+      const bool has_hidden = hidden.begin < hidden.end;
+      mark_keys(r, seen.begin, has_hidden ? std::min(end, hidden.begin) : end);
+      if (has_hidden) mark_keys(r, hidden.end, end);
     }
+  }
+
+  void mark_keys(std::size_t r, std::int64_t begin, std::int64_t end) {
+    semantics::for_each_page_run(semantics::index_row(c_.batch.block_table, static_cast<std::int64_t>(r)), p_.page_size, begin,
+                                 end, [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
+                                   const auto first = readable_.begin() + page * p_.page_size + offset;
+                                   std::fill(first, first + count, true);
+                                 });
   }
 
   void poison_cache(const Tensor& cache, const semantics::KvStrides& strides, std::int64_t head_dim) const {
@@ -132,7 +139,7 @@ class Poisoner {
     const Tensor& table = c_.batch.block_table;
     const std::int64_t page = kind_ == PoisonKind::nan ? capture::kImpossiblePage : unread_page();
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
-      const std::int64_t used = (p_.reqs[r].cached_len + p_.page_size - 1) / p_.page_size;
+      const std::int64_t used = semantics::ceil_div(p_.reqs[r].cached_len, p_.page_size);
       for (std::int64_t j = used; j < table.shape[1]; ++j)
         capture::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
     }

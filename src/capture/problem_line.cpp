@@ -21,6 +21,7 @@ using capture::quote;
 
 /// Lengths and sizes fit an int32, as index tensors of that type must hold them.
 constexpr std::int64_t kMaxSize = 2147483647;
+constexpr std::int64_t kMaxTreeKeys = 256;      // bits of a row of tree_mask
 constexpr std::int64_t kMaxRequests = 1 << 20;  // limits memory for a hostile line such as 999999999x1
 /// Bound on the sum of query_len * seq_len, which keeps pair counts and their products with small factors in 64 bits.
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
@@ -243,6 +244,73 @@ Status set_window_right(std::string_view key, std::string_view text, ProblemLine
   return {};
 }
 
+Status set_chunk(std::string_view key, std::string_view text, ProblemLine& line) {
+  std::int64_t chunk = 0;
+  if (Status s = set_size(key, text, 1, chunk); !s.ok())
+    return fail(key, text, formatted("the number of tokens of a chunk, in [1, {}]; leave the key out for none", kMaxSize));
+  line.problem.attention_chunk = chunk;
+  return {};
+}
+
+Status set_prefix(std::string_view key, std::string_view text, ProblemLine& line) {
+  Problem& p = line.problem;
+  std::vector<std::int64_t> lens;
+  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxSize, lens, p.has_prefix_lens); !s.ok()) return s;
+  p.has_prefix = true;
+  if (!lens.empty() && !p.has_prefix_lens) p.prefix_len = lens.front();
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) p.reqs[r].prefix_len = lens[r];
+  return {};
+}
+
+Status set_tree(std::string_view key, std::string_view text, ProblemLine& line) {
+  Problem& p = line.problem;
+  std::vector<std::int64_t> lens;
+  bool is_list = false;
+  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxTreeKeys, lens, is_list); !s.ok()) return s;
+  p.has_tree = true;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
+    if (lens[r] > p.reqs[r].seq_len())
+      return fail(key, text, formatted("at most the keys of request {}, {}", r, p.reqs[r].seq_len()));
+    p.reqs[r].tree_len = lens[r];
+  }
+  return {};
+}
+
+/// request : begin - end; false if the text has another form.
+bool parse_span(std::string_view text, std::int64_t& request, Span& span) {
+  const auto positions = cut_after(text, ':');
+  if (!positions) return false;
+  std::string_view begin = *positions;
+  const auto end = cut_after(begin, '-');
+  const std::array values = {parse_int(text), parse_int(begin), end ? parse_int(*end) : std::nullopt};
+  if (std::any_of(values.begin(), values.end(), [](const auto& v) { return !v || *v < 0 || *v > kMaxSize; })) return false;
+  request = *values[0];
+  span = {*values[1], *values[2]};
+  return span.begin < span.end;
+}
+
+/// spans: request : begin - end, by requests and then by positions.
+Status set_spans(std::string_view key, std::string_view text, ProblemLine& line) {
+  constexpr std::string_view kForm = "request:begin-end, ascending and disjoint within a request: 0:4-9,0:20-30,2:0-16, or none";
+  Problem& p = line.problem;
+  p.has_spans = true;
+  std::int64_t last_request = 0;
+  for (std::string_view rest = text == "none" ? "" : text; !rest.empty();) {
+    std::string_view item = rest;
+    rest = cut_after(item, ',').value_or("");
+    std::int64_t request = 0;
+    Span span;
+    if (!parse_span(item, request, span) || request < last_request || request >= static_cast<std::int64_t>(p.reqs.size()))
+      return fail(key, text, kForm);
+    Request& req = p.reqs[static_cast<std::size_t>(request)];
+    if (req.num_spans > 0 && span.begin < p.spans.back().end) return fail(key, text, kForm);
+    if (req.num_spans++ == 0) req.first_span = static_cast<std::int64_t>(p.spans.size());
+    p.spans.push_back(span);
+    last_request = request;
+  }
+  return {};
+}
+
 Status set_positive(std::string_view key, std::string_view text, std::optional<float>& out) {
   const auto value = parse_float(text);
   if (!value || !std::isfinite(*value) || !(*value > 0)) {
@@ -325,6 +393,12 @@ constexpr Key kKeys[] = {
     {"wright", false, "", set_window_right},
     {"kbegin", false, "", set_key_begin, true},
     {"qbegin", false, "", set_q_begin, true},
+    {"chunk", false, "", set_chunk},
+    {"prefix", false, "", set_prefix, true},
+    {"spans", false, "", set_spans, true},
+    {"beyond", false, "",
+     [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.spans_beyond_window); }},
+    {"tree", false, "", set_tree, true},
     {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.logits_soft_cap); }},
     {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
     {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
@@ -360,6 +434,12 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"key_begin", "kbegin"},
     {"q_begin", "qbegin"},
     {"q_offset", "qbegin"},
+    {"attention_chunk", "chunk"},
+    {"attention_chunk_size", "chunk"},
+    {"prefix_len", "prefix"},
+    {"prefix_lens", "prefix"},
+    {"tree_lens", "tree"},
+    {"spans_beyond_window", "beyond"},
     {"logits_soft_cap", "cap"},
     {"softcap", "cap"},
     {"soft_cap", "cap"},
@@ -436,6 +516,27 @@ std::string by_request_text(const std::vector<Request>& reqs, Of&& of) {
     text += formatted("{}{}x{}", i == 0 ? "" : ",", end - i, of(reqs[i]));
     i = end;
   }
+  return text;
+}
+
+std::string spans_text(const Problem& p) {
+  std::string text;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r)
+    for (std::int64_t i = 0; i < p.reqs[r].num_spans; ++i) {
+      const Span& span = p.spans[static_cast<std::size_t>(p.reqs[r].first_span + i)];
+      text += formatted("{}{}:{}-{}", text.empty() ? "" : ",", r, span.begin, span.end);
+    }
+  return text.empty() ? "none" : text;
+}
+
+std::string shapes_text(const Problem& p) {
+  std::string text;
+  if (p.attention_chunk) text += formatted(" chunk={}", *p.attention_chunk);
+  if (p.has_prefix_lens) text += formatted(" prefix={}", by_request_text(p.reqs, [](const Request& r) { return r.prefix_len; }));
+  if (p.has_prefix && !p.has_prefix_lens) text += formatted(" prefix={}", p.prefix_len);
+  if (p.has_spans) text += " spans=" + spans_text(p);
+  if (p.spans_beyond_window) text += " beyond=1";
+  if (p.has_tree) text += formatted(" tree={}", by_request_text(p.reqs, [](const Request& r) { return r.tree_len; }));
   return text;
 }
 
@@ -559,6 +660,7 @@ std::string to_string(const Problem& p) {
   if (p.window_right) text += formatted(" wright={}", *p.window_right);
   if (p.has_key_begin) text += formatted(" kbegin={}", by_request_text(p.reqs, [](const Request& r) { return r.key_begin; }));
   if (p.has_q_begin) text += formatted(" qbegin={}", by_request_text(p.reqs, [](const Request& r) { return r.q_begin(); }));
+  text += shapes_text(p);
   if (p.logits_soft_cap) text += formatted(" cap={}", float_text(*p.logits_soft_cap));
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";

@@ -11,6 +11,7 @@
 #include "cascade/levels.h"
 #include "device/runtime.h"
 #include "quire/cascade.hpp"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -18,7 +19,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;  // of each piece of the workspace
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t aligned(std::size_t bytes) { return semantics::round_up(bytes, kAlignment); }
 
 struct Sizes {
   std::size_t outs, lses;  // of one level

@@ -4,6 +4,7 @@
 
 #include "cascade/levels.h"
 #include "quire/cascade.hpp"
+#include "semantics/ceil_div.h"
 
 namespace quire::cascade {
 
@@ -18,7 +19,7 @@ inline HostTable table_of(const Batch& batch, const Problem& problem) {
   table.columns = t.shape[1];
   table.pages.assign(static_cast<std::size_t>(t.shape[0] * t.shape[1]), -1);
   for (std::size_t r = 0; r < problem.reqs.size(); ++r) {
-    const std::int64_t pages = (problem.reqs[r].cached_len + problem.page_size - 1) / problem.page_size;
+    const std::int64_t pages = semantics::ceil_div(problem.reqs[r].cached_len, problem.page_size);
     for (std::int64_t j = 0; j < pages; ++j)
       table.pages[r * static_cast<std::size_t>(table.columns) + static_cast<std::size_t>(j)] =
           static_cast<std::int32_t>(index_at(t, static_cast<std::int64_t>(r) * t.stride[0] + j * t.stride[1]));

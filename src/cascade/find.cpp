@@ -6,14 +6,13 @@
 #include <algorithm>
 
 #include "quire/cascade.hpp"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
 namespace {
 
 constexpr std::int64_t kAll = std::int64_t{1} << 42;  // more keys than any request has
-
-std::int64_t tiles(std::int64_t rows, std::int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 /// Bytes of a key and its value, of all KV heads.
 double key_bytes(const Problem& p) {
@@ -34,7 +33,8 @@ class Finder {
     const auto count = static_cast<std::int64_t>(p_.reqs.size());
     made_.pages.assign(p_.reqs.size(), 0);
     for (const Request& r : p_.reqs)
-      made_.plain_bytes += static_cast<double>(tiles(r.query_len * p_.group(), costs_.tile_rows) * r.seq_len()) * key_bytes(p_);
+      made_.plain_bytes +=
+          static_cast<double>(semantics::ceil_div(r.query_len * p_.group(), costs_.tile_rows) * r.seq_len()) * key_bytes(p_);
     common_.reserve(p_.reqs.size());
     for (std::int64_t r = 0; r + 1 < count; ++r) common_.push_back(common_pages(r));
     std::vector<Stretch> open;
@@ -68,11 +68,12 @@ class Finder {
     std::int64_t alone = 0, rows = 0;
     for (std::int64_t r = s.begin; r < s.end; ++r) {
       const std::int64_t mine = p_.reqs[static_cast<std::size_t>(r)].query_len * p_.group();
-      alone += tiles(mine, costs_.tile_rows);
+      alone += semantics::ceil_div(mine, costs_.tile_rows);
       rows += mine;
     }
     if (rows < costs_.least_rows) return 0.0;
-    return static_cast<double>((alone - tiles(rows, costs_.tile_rows)) * (page_end - s.page) * p_.page_size) * key_bytes(p_);
+    return static_cast<double>((alone - semantics::ceil_div(rows, costs_.tile_rows)) * (page_end - s.page) * p_.page_size) *
+           key_bytes(p_);
   }
 
   double added(const Stretch& s) const {
@@ -148,7 +149,7 @@ class Finder {
 
 std::int64_t most_shared_keys(const Problem& problem, std::int64_t request) noexcept {
   const Request& r = problem.reqs[static_cast<std::size_t>(request)];
-  if (problem.alibi) return 0;
+  if (problem.alibi || problem.has_shapes()) return 0;
   if (r.query_len == 0) return r.cached_len;
   const std::int64_t first = r.first_row(), last = first + r.query_len - 1;
   const std::int64_t before = problem.sliding_window ? *problem.sliding_window - 1 : kAll;

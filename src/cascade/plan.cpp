@@ -30,7 +30,7 @@ Status refuse(const CascadeSettings& settings, const Batch& batch) {
 /// The batch with its lengths and tables in host memory.
 Result<Batch> staged(Batch batch, device::Staging& staging) {
   for (Tensor* t : {&batch.query_start_loc, &batch.seq_lens, &batch.block_table, &batch.cached_lens, &batch.causal,
-                    &batch.q_begin, &batch.key_begin})
+                    &batch.q_begin, &batch.key_begin, &batch.spans, &batch.prefix_lens, &batch.tree_lens})
     if (Status s = staging.stage(*t); !s.ok()) return s;
   return batch;
 }

@@ -75,10 +75,32 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
   d.cache_ = c.cache;
   d.options_ = c.options;
   Batch& b = d.batch_;
-  for (Tensor* t : {&b.query,    &b.output,         &b.query_start_loc,       &b.seq_lens,      &b.block_table,  &b.cached_lens,
-                    &b.key,      &b.value,          &b.slot_mapping,          &b.lse,           &b.request_ids,  &d.cache_.k,
-                    &d.cache_.v, &d.cache_.k_scale, &d.cache_.v_scale,        &b.q_scale,       &b.output_scale, &b.causal,
-                    &b.q_begin,  &b.key_begin,      &d.options_.alibi_slopes, &d.options_.sinks})
+  for (Tensor* t : {&b.query,
+                    &b.output,
+                    &b.query_start_loc,
+                    &b.seq_lens,
+                    &b.block_table,
+                    &b.cached_lens,
+                    &b.key,
+                    &b.value,
+                    &b.slot_mapping,
+                    &b.lse,
+                    &b.request_ids,
+                    &d.cache_.k,
+                    &d.cache_.v,
+                    &d.cache_.k_scale,
+                    &d.cache_.v_scale,
+                    &b.q_scale,
+                    &b.output_scale,
+                    &b.causal,
+                    &b.q_begin,
+                    &b.key_begin,
+                    &d.options_.alibi_slopes,
+                    &d.options_.sinks,
+                    &b.spans,
+                    &b.prefix_lens,
+                    &b.tree_mask,
+                    &b.tree_lens})
     if (t != &d.cache_.v || !is_within(c.cache.v, c.cache.k)) {
       if (Status s = d.place(*t); !s.ok()) return s;
     } else {

@@ -33,7 +33,7 @@ class HostCopies {
   void copy_tables() {
     copy({&batch_.query_start_loc, &batch_.seq_lens, &batch_.block_table, &batch_.cached_lens, &batch_.slot_mapping,
           &batch_.request_ids, &options_.alibi_slopes, &options_.sinks, &batch_.q_scale, &batch_.output_scale, &batch_.causal,
-          &batch_.q_begin, &batch_.key_begin});
+          &batch_.q_begin, &batch_.key_begin, &batch_.spans, &batch_.prefix_lens, &batch_.tree_mask, &batch_.tree_lens});
     for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
       if (scale->rank < 3) copy({scale});
   }
@@ -80,7 +80,7 @@ bool finite_on_device(const Context& c) {
 }
 
 /// Lists every tensor of an attend call, present or not.
-std::array<NamedTensor, 22> tensors_of(const Context& c) {
+std::array<NamedTensor, 26> tensors_of(const Context& c) {
   const Batch& b = c.batch;
   return {{{"query", &b.query},
            {"output", &b.output},
@@ -103,11 +103,15 @@ std::array<NamedTensor, 22> tensors_of(const Context& c) {
            {"output_scale", &b.output_scale},
            {"causal", &b.causal},
            {"q_begin", &b.q_begin},
-           {"key_begin", &b.key_begin}}};
+           {"key_begin", &b.key_begin},
+           {"spans", &b.spans},
+           {"prefix_lens", &b.prefix_lens},
+           {"tree_mask", &b.tree_mask},
+           {"tree_lens", &b.tree_lens}}};
 }
 
 void apply_to_batch(Context& c, Depth depth) {
-  const std::array<NamedTensor, 22> tensors = tensors_of(c);
+  const std::array<NamedTensor, 26> tensors = tensors_of(c);
   apply_tensor_rules(c.report, tensors, kRequired, c.cache.k);
   apply_shape_rules(c, tensors);
   apply_option_rules(c);

@@ -14,6 +14,13 @@ bool positions_ok(const Lengths& n) noexcept {
          (n.cached_len == n.seq_len || n.at_end());
 }
 
+semantics::SpanList spans_of(const Context& c, std::int64_t request) noexcept {
+  const Tensor& t = c.batch.spans;
+  if (!t) return {};
+  const auto* base = static_cast<const std::uint8_t*>(t.data);
+  return {base + request * t.stride[0] * itemsize(t.dtype), t.shape[1], t.stride[1], t.stride[2], t.dtype};
+}
+
 /// q_begin and key_begin, as they are where they are given.
 void read_positions(const Context& c, std::int64_t request, Lengths& n) noexcept {
   if (c.batch.key_begin) n.key_begin = semantics::index_view(c.batch.key_begin)[request];
@@ -34,6 +41,7 @@ std::int64_t flag_value(const Tensor& flags, std::int64_t i) noexcept {
 Lengths lengths_of(const Context& c, std::int64_t request) noexcept {
   const semantics::IndexView starts = semantics::index_view(c.batch.query_start_loc);
   Lengths lengths;
+  lengths.request = request;
   lengths.first_row = starts[request];
   lengths.query_len = starts[request + 1] - lengths.first_row;
   lengths.seq_len = semantics::index_view(c.batch.seq_lens)[request];
@@ -43,15 +51,29 @@ Lengths lengths_of(const Context& c, std::int64_t request) noexcept {
   lengths.sound = lengths.seq_len >= (may_lack_keys(c, lengths) ? 0 : lengths.query_len) && lengths.seq_len <= kMaxExtent &&
                   lengths.cached_len >= lengths.least_cached() && lengths.cached_len <= lengths.seq_len && known_flag;
   read_positions(c, request, lengths);
+  lengths.prefix_len =
+      c.batch.prefix_lens ? semantics::index_view(c.batch.prefix_lens)[request] : c.options.prefix_len.value_or(0);
+  if (c.batch.tree_lens) lengths.tree_len = semantics::index_view(c.batch.tree_lens)[request];
+  lengths.sound = lengths.sound && mask_ok(c, lengths);
   return lengths;
+}
+
+semantics::Mask mask_of(const Context& c, const Lengths& lengths) noexcept {
+  semantics::Mask mask;
+  mask.reach = semantics::reach_of(lengths.causal, c.options.sliding_window.value_or(0), c.options.window_right.value_or(-1));
+  mask.num_keys = lengths.seq_len;
+  mask.key_begin = lengths.key_begin;
+  mask.set_chunk(c.options.attention_chunk.value_or(0));
+  mask.spans = spans_of(c, lengths.request);
+  mask.spans_beyond_window = c.options.spans_beyond_window;
+  mask.set_regions(lengths.prefix_len, lengths.tree_len);
+  return mask;
 }
 
 semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept {
   if (lengths.query_len == 0) return {0, 0};
-  const semantics::Reach reach =
-      semantics::reach_of(lengths.causal, c.options.sliding_window.value_or(0), c.options.window_right.value_or(-1));
   const std::int64_t first = lengths.first_position();
-  const semantics::KeyRange keys = semantics::visible_range(reach, first, first + lengths.query_len - 1, lengths.seq_len);
+  const semantics::KeyRange keys = mask_of(c, lengths).of_rows(first, first + lengths.query_len - 1);
   return {keys.begin, std::min(keys.end, lengths.cached_len)};
 }
 

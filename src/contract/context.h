@@ -17,8 +17,9 @@
 #include "contract/tensor_facts.h"
 #include "quire/batch.hpp"
 #include "quire/contract.hpp"
+#include "quire/problem.hpp"
+#include "semantics/mask.h"
 #include "semantics/page_walk.h"
-#include "semantics/visible_range.h"
 
 namespace quire::contract {
 
@@ -46,8 +47,8 @@ struct Context {
   std::span<const WriteTag> tags{};  ///< tags of an append with a ledger
   // Set by the table rules: the lengths of requests may be read, and mean something.
   bool starts_sound = false;   ///< query_start_loc splits the rows
-  bool lengths_sound = false;  ///< seq_lens, cached_lens, causal, q_begin and key_begin are readable, or absent; single requests
-                               ///< may still be broken
+  bool lengths_sound = false;  ///< seq_lens, cached_lens, causal, q_begin, key_begin and the tensors of the mask are readable, or
+                               ///< absent; single requests may still be broken
   bool pages_sound = false;    ///< block_table is readable and the window and cache sizes are known
 };
 
@@ -59,14 +60,17 @@ struct NamedTensor {
   const Tensor* tensor;
 };
 
-/// The lengths of one request. `sound` if rules Q-T06 to Q-T08 and Q-T18 to Q-T21 hold for it.
+/// The lengths of one request. `sound` if rules Q-T06 to Q-T08, Q-T18 to Q-T21 and Q-V06 to Q-V08 hold for it.
 struct Lengths {
+  std::int64_t request = 0;
   std::int64_t first_row = 0;
   std::int64_t query_len = 0;
   std::int64_t seq_len = 0;
   std::int64_t cached_len = 0;
   std::int64_t key_begin = 0;
   std::int64_t q_begin = 0;
+  std::int64_t prefix_len = 0;
+  std::int64_t tree_len = 0;
   bool causal = true;
   bool sound = false;
   std::int64_t context_len() const noexcept { return seq_len - query_len; }
@@ -85,14 +89,15 @@ inline bool may_lack_keys(const Context& c, const Lengths& lengths) noexcept {
   return !lengths.causal || c.batch.q_begin.present();
 }
 
-/// Cached positions [begin, end) that some row of the request sees, counted from its first key; begin >= end if none.
+/// The mask of a request whose lengths are sound.
+semantics::Mask mask_of(const Context& c, const Lengths& lengths) noexcept;
+
+/// Cached positions [begin, end) that some row of the request sees, and the gap between prefix and window, counted from the
+/// request's first key; begin >= end if none.
 semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept;
 
 /// visible_cached() without positions beyond the table's width (Q-T10). Needs pages_sound.
 semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept;
-
-/// ceil(a / b) without overflow, a >= 0, b >= 1.
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return a / b + (a % b != 0 ? 1 : 0); }
 
 /// A 1-D i32 or i64 tensor of `size` readable entries (any size if kUnknown).
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept;
@@ -110,11 +115,16 @@ template <typename Visit>
 void for_each_visible_run(const Context& c, std::int64_t request, Visit&& visit) {
   const Lengths lengths = lengths_of(c, request);
   if (!lengths.sound) return;
-  const semantics::KeyRange keys = visible_in_table(c, lengths);
-  semantics::for_each_page_run(semantics::index_row(c.batch.block_table, request), c.sizes.page_size, keys.begin, keys.end,
-                               [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
-                                 if (page >= 0 && page < c.sizes.num_pages) visit(page, offset, count, position);
-                               });
+  const semantics::KeyRange keys = visible_in_table(c, lengths), gap = mask_of(c, lengths).gap(lengths.first_position());
+  const auto walk = [&](std::int64_t begin, std::int64_t end) {
+    semantics::for_each_page_run(semantics::index_row(c.batch.block_table, request), c.sizes.page_size, begin, end,
+                                 [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
+                                   if (page >= 0 && page < c.sizes.num_pages) visit(page, offset, count, position);
+                                 });
+  };
+  if (gap.begin >= gap.end) return walk(keys.begin, keys.end);
+  walk(keys.begin, std::min(keys.end, gap.begin));
+  walk(std::max(keys.begin, gap.end), keys.end);
 }
 
 /// The request's stable id: request_ids[r], or r.
@@ -133,6 +143,16 @@ void apply_new_row_shape_rule(Context& c);
 /// Q-M27 alone, for append.
 void apply_index_dtype_rule(Context& c);
 void apply_option_rules(Context& c);
+/// Q-V01 to Q-V05: shapes and options of masks.
+void apply_mask_shape_rules(Context& c);
+/// Q-V06 to Q-V08 for one request.
+void apply_mask_value_rules(Context& c, const Lengths& lengths);
+/// Q-V09 and Q-V10: reads tree_mask.
+void apply_tree_rules(Context& c);
+/// Whether the tensors of the mask may be read, or are absent.
+bool masks_readable(const Context& c) noexcept;
+/// Whether rules Q-V06 to Q-V08 hold for a request whose lengths are sound otherwise.
+bool mask_ok(const Context& c, const Lengths& lengths) noexcept;
 /// Q-M36 alone, for append.
 void apply_scale_shape_rules(Context& c);
 void apply_table_rules(Context& c);

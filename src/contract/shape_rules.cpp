@@ -296,10 +296,12 @@ void m26_new_row_dtype(Context& c) {
 
 void m27_index_dtype(Context& c) {
   const Batch& b = c.batch;
-  for (const NamedTensor& t : {NamedTensor{"query_start_loc", &b.query_start_loc}, NamedTensor{"seq_lens", &b.seq_lens},
-                               NamedTensor{"block_table", &b.block_table}, NamedTensor{"cached_lens", &b.cached_lens},
-                               NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids},
-                               NamedTensor{"q_begin", &b.q_begin}, NamedTensor{"key_begin", &b.key_begin}}) {
+  for (const NamedTensor& t :
+       {NamedTensor{"query_start_loc", &b.query_start_loc}, NamedTensor{"seq_lens", &b.seq_lens},
+        NamedTensor{"block_table", &b.block_table}, NamedTensor{"cached_lens", &b.cached_lens},
+        NamedTensor{"slot_mapping", &b.slot_mapping}, NamedTensor{"request_ids", &b.request_ids},
+        NamedTensor{"q_begin", &b.q_begin}, NamedTensor{"key_begin", &b.key_begin}, NamedTensor{"spans", &b.spans},
+        NamedTensor{"prefix_lens", &b.prefix_lens}, NamedTensor{"tree_lens", &b.tree_lens}}) {
     if (!descriptor_ok(*t.tensor) || t.tensor->dtype == DType::i32 || t.tensor->dtype == DType::i64) continue;
     c.report.add(M27, t.name, {}, quoted_dtype(t.tensor->dtype), "i32 or i64");
   }
@@ -340,6 +342,8 @@ void m29_index_shapes(Context& c) {
   one("causal", c.batch.causal, c.sizes.num_reqs, "num_reqs");
   one("q_begin", c.batch.q_begin, c.sizes.num_reqs, "num_reqs");
   one("key_begin", c.batch.key_begin, c.sizes.num_reqs, "num_reqs");
+  one("prefix_lens", c.batch.prefix_lens, c.sizes.num_reqs, "num_reqs");
+  one("tree_lens", c.batch.tree_lens, c.sizes.num_reqs, "num_reqs");
   one("slot_mapping", c.batch.slot_mapping, c.sizes.num_tokens, "num_tokens");
 }
 
@@ -427,6 +431,7 @@ void apply_shape_rules(Context& c, std::span<const NamedTensor> tensors) {
   m29_index_shapes(c);
   m30_block_table_shape(c);
   m41_causal_dtype(c);
+  apply_mask_shape_rules(c);
 }
 
 }  // namespace quire::contract

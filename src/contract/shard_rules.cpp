@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules Q-D01 to Q-D06: shards of contexts and heads, and what the ranks of a group say about one step.
+// Rules Q-D01 to Q-D07: shards of contexts and heads, what the ranks of a group say about one step, prompts over ranks.
 #include <string>
 
 #include "contract/report.h"
@@ -59,6 +59,20 @@ void d06_slots(Report& report, const ContextShard& shard, std::span<const std::i
   }
 }
 
+void d07_prompts(Report& report, const Options& options, bool ring) {
+  if (!options.causal) report.add(D07, "causal", {}, "false", "true");
+  if (options.window_right)
+    report.add(D07, "window_right", {}, formatted("{}", *options.window_right), "absent: rows see no later key");
+  if (options.attention_chunk) report.add(D07, "attention_chunk", {}, formatted("{}", *options.attention_chunk), "absent");
+  if (options.prefix_len) report.add(D07, "prefix_len", {}, formatted("{}", *options.prefix_len), "absent");
+  if (!ring) return;
+  if (options.sliding_window)
+    report.add(D07, "sliding_window", {}, formatted("{}", *options.sliding_window),
+               "absent in a ring: it hides a part of another rank's block");
+  if (options.alibi_slopes.present())
+    report.add(D07, "alibi_slopes", {}, "given", "absent in a ring: a block's distance to the rows is in no call");
+}
+
 }  // namespace
 
 Findings check_shard(const ContextShard& shard, std::int64_t page_size) {
@@ -88,6 +102,12 @@ Findings check_shard_slots(const ContextShard& shard, std::span<const std::int64
 Findings check_ranks(std::span<const std::string> names, std::span<const std::int64_t> facts) {
   Report report;
   d05_ranks_agree(report, names, facts);
+  return report.take();
+}
+
+Findings check_prompts(const Options& options, bool ring) {
+  Report report;
+  d07_prompts(report, options, ring);
   return report.take();
 }
 

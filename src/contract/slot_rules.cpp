@@ -7,6 +7,7 @@
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "contract/index_scan.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -137,8 +138,8 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
         if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, key, lengths.key_begin + key);
       }
     };
-    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, ceil_div(keys.end, size), written.pages,
-                  visit);
+    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, semantics::ceil_div(keys.end, size),
+                  written.pages, visit);
   }
 }
 

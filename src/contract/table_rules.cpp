@@ -7,6 +7,7 @@
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "contract/index_scan.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -153,6 +154,7 @@ void apply_length_rules(Context& c) {
   for (const Tensor* t : {&c.batch.cached_lens, &c.batch.q_begin, &c.batch.key_begin})
     if (t->present() && !is_index_array(*t, c.sizes.num_reqs)) return;
   if (c.batch.causal.present() && !is_flag_array(c.batch.causal, c.sizes.num_reqs)) return;
+  if (!masks_readable(c)) return;
   for (const NamedTensor& t : {NamedTensor{"seq_lens", &c.batch.seq_lens}, NamedTensor{"cached_lens", &c.batch.cached_lens}}) {
     if (!halves_explain(c, *t.tensor)) continue;
     return add_halves_finding(c, t.name, semantics::index_view(*t.tensor), c.sizes.num_reqs);
@@ -168,6 +170,7 @@ void apply_length_rules(Context& c) {
     if (c.batch.q_begin.present()) position(c, T19, "q_begin", r, lengths.q_begin, lengths.query_len, "query_len");
     if (c.batch.key_begin.present()) position(c, T20, "key_begin", r, lengths.key_begin, lengths.seq_len, "seq_len");
     t21_new_rows_at_end(c, r, lengths);
+    apply_mask_value_rules(c, lengths);
     t09_new_rows_given(c, r, lengths);
   }
 }
@@ -200,7 +203,7 @@ bool table_looks_like_halves(const Context& c) {
     if (!lengths.sound) continue;
     const semantics::KeyRange keys = visible_cached(c, lengths);
     const std::int64_t last =
-        std::min(ceil_div(std::max<std::int64_t>(keys.end, 0), c.sizes.page_size), c.batch.block_table.shape[1]);
+        std::min(semantics::ceil_div(std::max<std::int64_t>(keys.end, 0), c.sizes.page_size), c.batch.block_table.shape[1]);
     const IndexView row = semantics::index_row(c.batch.block_table, r);
     const std::int64_t first = keys.begin / c.sizes.page_size;
     if (last - first < 4) continue;
@@ -225,9 +228,17 @@ void apply_page_rules(Context& c) {
     if (!lengths.sound) continue;
     const semantics::KeyRange keys = visible_cached(c, lengths);
     if (keys.begin >= keys.end) continue;
-    const std::int64_t needed = ceil_div(keys.end, c.sizes.page_size);
+    const std::int64_t needed = semantics::ceil_div(keys.end, c.sizes.page_size);
     t10_wide_enough(c, r, lengths.cached_len, needed);
-    t03_page_ids(c, r, semantics::index_row(table, r), keys.begin / c.sizes.page_size, std::min(needed, table.shape[1]));
+    const IndexView row = semantics::index_row(table, r);
+    const std::int64_t first = keys.begin / c.sizes.page_size, last = std::min(needed, table.shape[1]);
+    const semantics::KeyRange gap = mask_of(c, lengths).gap(lengths.first_position());
+    if (gap.begin >= gap.end) {
+      t03_page_ids(c, r, row, first, last);
+    } else {
+      t03_page_ids(c, r, row, first, std::min(last, semantics::ceil_div(gap.begin, c.sizes.page_size)));
+      if (keys.end > gap.end) t03_page_ids(c, r, row, std::max(first, gap.end / c.sizes.page_size), last);
+    }
   }
 }
 
@@ -262,6 +273,7 @@ void apply_table_rules(Context& c) {
   apply_start_rules(c);
   apply_length_rules(c);
   apply_page_rules(c);
+  apply_tree_rules(c);
   apply_request_id_rules(c);
 }
 

@@ -305,7 +305,8 @@ std::vector<std::string> broken_rules(const RankScene& scene) {
   std::vector<std::string> list;
   for (std::size_t rank = 0; rank < scene.own.size(); ++rank)
     if (const Findings f = check(scene.own[rank].batch, scene.own[rank].cache, scene.own[rank].options, Depth::tables); !f.ok())
-      list.push_back(formatted("rank {}: {}", rank, f.status().message()));
+      list.push_back(
+          formatted("{}: {}", named(*scene.captures.cases[rank], static_cast<std::int64_t>(rank)), f.status().message()));
   return list;
 }
 

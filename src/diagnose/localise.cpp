@@ -12,6 +12,7 @@
 #include "diagnose/find_profile.h"
 #include "numerics/element.h"
 #include "numerics/tolerance.h"
+#include "semantics/ceil_div.h"
 #include "threads/on_threads.h"
 
 namespace quire::diagnose_detail {
@@ -84,7 +85,7 @@ std::vector<std::int64_t> affordable(const Facts& f, const Laws& laws, double bu
 
 constexpr std::int64_t kBitsPerWord = 64;
 
-std::size_t words_per_row(std::int64_t dims) { return Facts::at((dims + kBitsPerWord - 1) / kBitsPerWord); }
+std::size_t words_per_row(std::int64_t dims) { return Facts::at(semantics::ceil_div(dims, kBitsPerWord)); }
 
 /// Returns whether the element is wrong.
 bool add_element(Compared& row, std::int64_t dim, double observed, double expected, double tolerance, double overflow) {

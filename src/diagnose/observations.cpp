@@ -8,6 +8,7 @@
 
 #include "diagnose/pattern.h"
 #include "numerics/tolerance.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -67,7 +68,7 @@ std::vector<const Compared*> sample(const Localisation& where) {
   std::vector<const Compared*> wrong;
   for (const Compared& cell : where.rows)
     if (cell.wrong) wrong.push_back(&cell);
-  const std::size_t step = (wrong.size() + kCells - 1) / kCells;
+  const std::size_t step = semantics::ceil_div(wrong.size(), kCells);
   std::vector<const Compared*> list;
   for (std::size_t i = 0; i < wrong.size(); i += step) list.push_back(wrong[i]);
   return list;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "numerics/tolerance.h"
+#include "semantics/ceil_div.h"
 
 namespace quire::diagnose_detail {
 namespace {
@@ -16,7 +17,7 @@ using faults_detail::Side;
 
 /// Positions that memory holds for this row: up to the end of its last page, or of the table.
 std::int64_t open_end(const Facts& f, const faults_detail::Row& row) {
-  const std::int64_t last_page = (row.seq_len + f.page_size - 1) / f.page_size * f.page_size;
+  const std::int64_t last_page = semantics::round_up(row.seq_len, f.page_size);
   if (row.cached_len < row.seq_len) return row.seq_len;
   return std::min(last_page, f.max_pages_per_req * f.page_size);
 }

@@ -9,6 +9,7 @@
 #include "diagnose/pattern_conditions.h"
 #include "diagnose/pattern_search.h"
 #include "diagnose/pattern_words.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -48,7 +49,7 @@ std::vector<Condition> dims_of(const Localisation& where, const std::vector<std:
   for (const std::size_t i : wrong_cells)
     if (where.rows[i].wrong_dims > 0) cells.push_back(i);
   if (cells.empty()) return {{Attribute::dim, Test::is, {-1}}};
-  const std::size_t step = (cells.size() + kDimCells - 1) / kDimCells;
+  const std::size_t step = semantics::ceil_div(cells.size(), kDimCells);
   std::vector<Tally> of_dim(Facts::at(where.reference.v_head_dim));
   Tally total;
   for (std::size_t i = 0; i < cells.size(); i += step)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Columns are computed once per diagnosis; every search step is a histogram over them.
 #include "diagnose/pattern_columns.h"
+#include "semantics/ceil_div.h"
 
 #include <algorithm>
 #include <array>
@@ -96,7 +97,7 @@ void add_pages(const Facts& f, const std::vector<std::array<std::int64_t, kAttri
     const std::int64_t num_keys = value[static_cast<std::size_t>(Attribute::num_keys)];
     const std::int64_t end = std::min(first + num_keys, f.cached_lens[Facts::at(r)]);
     const std::int64_t begin_page = first / f.page_size;
-    const std::int64_t end_page = end > first ? (end + f.page_size - 1) / f.page_size : begin_page;
+    const std::int64_t end_page = end > first ? semantics::ceil_div(end, f.page_size) : begin_page;
     pages.request.push_back(Facts::at(r));
     pages.first.push_back(Facts::at(begin_page));
     pages.end.push_back(Facts::at(end_page));

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "faults/model.h"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
@@ -122,7 +123,7 @@ Said facts_of(const Case& c, const RankNote& note) {
 }
 
 /// The first element of the query that differs, or empty.
-std::string query_difference(const Case& a, const Case& b, std::size_t rank) {
+std::string query_difference(const Case& a, const Case& b, const std::string& rank) {
   const Tensor &q = a.batch.query, &other = b.batch.query;
   for (std::int64_t t = 0; t < q.shape[0]; ++t)
     for (std::int64_t h = 0; h < q.shape[1]; ++h)
@@ -130,7 +131,7 @@ std::string query_difference(const Case& a, const Case& b, std::size_t rank) {
         const float x = semantics::load(q.data, q.dtype, t * q.stride[0] + h * q.stride[1] + d * q.stride[2]);
         const float y = semantics::load(other.data, other.dtype, t * other.stride[0] + h * other.stride[1] + d * other.stride[2]);
         if (std::memcmp(&x, &y, sizeof x) != 0)
-          return formatted("query[{}, {}, {}]: {} on rank {}, expected {} as on rank 0", t, h, d, y, rank, x);
+          return formatted("Q-D05 query[{}, {}, {}]: {} on {}, expected {} as on rank 0", t, h, d, y, rank, x);
       }
   return {};
 }
@@ -156,13 +157,13 @@ Result<std::int64_t> page_on_rank(const Case& c, std::size_t rank, std::int64_t 
   const Tensor& table = c.batch.block_table;
   if (column >= table.shape[1])
     return Status(Code::invalid_argument,
-                  formatted("rank {}: block_table has {} pages for a request, but request {} needs page {} "
-                            "there",
-                            rank, table.shape[1], request, column));
+                  formatted("{}: block_table has {} pages for a request, but request {} needs page {} there",
+                            named(c, static_cast<std::int64_t>(rank)), table.shape[1], request, column));
   const std::int64_t page = index_of(table, request, column);
   if (page < 0 || page >= num_pages(c.cache))
-    return Status(Code::invalid_argument, formatted("rank {}: block_table[{}, {}]: page {}, expected one of the {} of the cache",
-                                                    rank, request, column, page, num_pages(c.cache)));
+    return Status(Code::invalid_argument,
+                  formatted("{}: block_table[{}, {}]: page {}, expected one of the {} of the cache",
+                            named(c, static_cast<std::int64_t>(rank)), request, column, page, num_pages(c.cache)));
   return page;
 }
 
@@ -209,7 +210,7 @@ bool is_like(const Tensor& t, const Tensor& query, int rank) {
 Status well_formed(const Case& c, std::int32_t rank) {
   const Batch& b = c.batch;
   const auto wrong = [&](const char* tensor, const Tensor& t, const char* expected) -> Status {
-    return {Code::invalid_argument, formatted("rank {}: {}: {}, expected {}", rank, tensor, to_string(t), expected)};
+    return {Code::invalid_argument, formatted("{}: {}: {}, expected {}", named(c, rank), tensor, to_string(t), expected)};
   };
   if (b.query.rank != 3 || !is_floating(b.query.dtype)) return wrong("query", b.query, "three axes of a floating type");
   if (!is_index(b.query_start_loc, 1)) return wrong("query_start_loc", b.query_start_loc, "one axis of int32 or int64");
@@ -229,18 +230,32 @@ Status well_formed(const Case& c, std::int32_t rank) {
 
 }  // namespace
 
+namespace {
+
+/// File of a capture, or its number among those given.
+std::string origin(const Case& c, std::size_t number) {
+  const auto file = c.notes.find(std::string(kFileNote));
+  return file == c.notes.end() ? formatted("capture {}", number) : file->second;
+}
+
+Status in_capture(const Case& c, std::size_t number, const Status& why) {
+  return {why.code(), formatted("{}: {}", origin(c, number), why.message()), why.rule()};
+}
+
+}  // namespace
+
 Result<RankCaptures> sorted_captures(std::span<const Case> captures) {
   RankCaptures sorted;
   for (const Case& c : captures) {
     const auto note = c.notes.find(std::string(kRankNote));
     if (note == c.notes.end())
       return Status(Code::invalid_argument,
-                    formatted("capture {}: it has no note \"{}\"; quire.distributed.attend(..., capture=) writes one per rank",
-                              sorted.cases.size(), kRankNote));
+                    formatted("{}: it has no note \"{}\"; quire.distributed.attend(..., capture=) writes one per rank",
+                              origin(c, sorted.cases.size()), kRankNote));
     Result<RankNote> parsed = parse_rank_note(note->second);
-    if (!parsed.ok()) return parsed.status();
+    if (!parsed.ok()) return in_capture(c, sorted.cases.size(), parsed.status());
     if (!c.observed.present())
-      return Status(Code::invalid_argument, formatted("rank {}: the capture has no observed output", parsed->shard.rank));
+      return Status(Code::invalid_argument, formatted("{}: the capture has no observed output", named(c, parsed->shard.rank)));
     if (Status s = well_formed(c, parsed->shard.rank); !s.ok()) return s;
     sorted.cases.push_back(&c);
     sorted.notes.push_back(parsed.value());
@@ -267,18 +282,24 @@ Result<RankCaptures> sorted_captures(std::span<const Case> captures) {
   return by_rank;
 }
 
+std::string named(const Case& c, std::int64_t rank) {
+  const auto file = c.notes.find(std::string(kFileNote));
+  return file == c.notes.end() ? formatted("rank {}", rank) : formatted("rank {} ({})", rank, file->second);
+}
+
 std::vector<std::string> disagreements_of(const RankCaptures& captures) {
   std::vector<std::string> list;
   const Said first = facts_of(*captures.cases[0], captures.notes[0]);
   for (std::size_t rank = 1; rank < captures.world(); ++rank) {
     const std::size_t before = list.size();
+    const std::string where = named(*captures.cases[rank], static_cast<std::int64_t>(rank));
     const Said own = facts_of(*captures.cases[rank], captures.notes[rank]);
     for (std::size_t i = 0; i < std::min(own.size(), first.size()) && list.size() == before; ++i)
       if (own[i] != first[i])
         list.push_back(
-            formatted("{}: {} on rank {}, expected {} as on rank 0", first[i].first, own[i].second, rank, first[i].second));
+            formatted("Q-D05 {}: {} on {}, expected {} as on rank 0", first[i].first, own[i].second, where, first[i].second));
     if (list.size() > before) continue;
-    if (std::string text = query_difference(*captures.cases[0], *captures.cases[rank], rank); !text.empty())
+    if (std::string text = query_difference(*captures.cases[0], *captures.cases[rank], where); !text.empty())
       list.push_back(std::move(text));
   }
   return list;
@@ -299,8 +320,8 @@ Result<Case> whole_case(const RankCaptures& captures) {
   whole.batch.seq_lens = index_tensor_of(whole, lengths);
   std::int64_t pages = 0, columns = 1;
   for (const std::int64_t length : lengths) {
-    pages += (length + size - 1) / size;
-    columns = std::max(columns, (length + size - 1) / size);
+    pages += semantics::ceil_div(length, size);
+    columns = std::max(columns, semantics::ceil_div(length, size));
   }
   whole.cache.layout = CacheLayout::nhd;
   whole.cache.k = new_cache(whole, first.cache.k.dtype, std::max<std::int64_t>(pages, 1), first);

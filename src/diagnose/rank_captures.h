@@ -21,7 +21,10 @@ struct RankCaptures {
 /// Sorts the captures of one world by rank; fails unless there is one capture for every rank.
 Result<RankCaptures> sorted_captures(std::span<const Case> captures);
 
-/// Facts that must be equal on every rank and are not: "seq_lens[1]: 30 on rank 2, expected 31 as on rank 0".
+/// Name of a rank in messages: "rank 2 (bad/rank2.safetensors)", without a file "rank 2".
+std::string named(const Case& c, std::int64_t rank);
+
+/// Facts that must be equal on every rank and are not (Q-D05): "Q-D05 seq_lens[1]: 30 on rank 2, expected 31 as on rank 0".
 std::vector<std::string> disagreements_of(const RankCaptures& captures);
 
 /// The whole requests in one cache (nhd), taken from the ranks that hold them. invalid_argument where a rank's table is too short

@@ -8,6 +8,7 @@
 
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
+#include "semantics/ceil_div.h"
 
 namespace quire {
 namespace {
@@ -101,6 +102,10 @@ class Cut {
     out.batch.causal = gather(out, b.causal, requests_);
     out.batch.q_begin = gather(out, b.q_begin, requests_);
     out.batch.key_begin = gather(out, b.key_begin, requests_);
+    out.batch.spans = gather(out, b.spans, requests_);
+    out.batch.prefix_lens = gather(out, b.prefix_lens, requests_);
+    out.batch.tree_mask = gather(out, b.tree_mask, tokens_);
+    out.batch.tree_lens = gather(out, b.tree_lens, requests_);
     out.batch.query_start_loc = starts(out);
     out.batch.block_table = table(out);
     out.observed = gather(out, c_.observed, tokens_);
@@ -115,7 +120,7 @@ class Cut {
   /// the window count, because faults read there.
   std::int64_t pages_of(std::int64_t r) const {
     const std::int64_t cached = f_.query_len(r) > 0 ? f_.cached_lens[Facts::at(r)] : 0;
-    return std::min((cached + f_.page_size - 1) / f_.page_size, f_.max_pages_per_req);
+    return std::min(semantics::ceil_div(cached, f_.page_size), f_.max_pages_per_req);
   }
 
   /// An entry left of the window may be none, and leads out of the cache.

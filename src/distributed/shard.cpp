@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's slots and tables, derived from the global ones by the shard's functions.
 #include "quire/distributed.hpp"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -36,7 +37,7 @@ Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::i
   if (static_cast<std::int64_t>(table.size()) != static_cast<std::int64_t>(lengths.size()) * pages_per_request)
     return Status(Code::invalid_argument, formatted("local_table: {} entries, expected {} requests of {} pages", table.size(),
                                                     lengths.size(), pages_per_request));
-  const auto local_pages = [&](std::int64_t length) { return (shard.local_length(length) + page_size - 1) / page_size; };
+  const auto local_pages = [&](std::int64_t length) { return semantics::ceil_div(shard.local_length(length), page_size); };
   LocalTable local;
   for (const std::int64_t length : lengths) local.pages_per_request = std::max(local.pages_per_request, local_pages(length));
   local.pages.assign(lengths.size() * static_cast<std::size_t>(local.pages_per_request), -1);

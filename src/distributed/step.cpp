@@ -10,6 +10,7 @@
 #include "distributed/step_rules.h"
 #include "quire/distributed.hpp"
 #include "quire/workspace.hpp"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -59,13 +60,13 @@ void drop_needless_masks(LocalLengths& lengths) {
   lengths.causal.clear();
 }
 
-/// Places of a step's memory, in order.
-class Places {
+/// Pieces of a step's memory, in order.
+class Arena {
  public:
-  explicit Places(std::byte* base) : base_(base) {}
+  explicit Arena(std::byte* base) : base_(base) {}
   std::byte* take(std::size_t bytes) {
     std::byte* const at = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += semantics::round_up(bytes, kAlignment);
     return at;
   }
   std::size_t used() const { return used_; }
@@ -91,11 +92,11 @@ struct Indices {
 
   std::int64_t segments() const { return static_cast<std::int64_t>(lengths.seq_lens.size()); }
 
-  /// Sets the tensors of `own`, in the order of memory. Addresses are null if `places` has none.
-  void place(Places& places, Memory where, Batch& own) const {
+  /// Sets the tensors of `own`, in the order of memory. Addresses are null if `arena` has none.
+  void place(Arena& arena, Memory where, Batch& own) const {
     const auto put = [&](Tensor t) {
       // An array without elements has an address, too.
-      t.data = places.take(static_cast<std::size_t>(std::max<std::int64_t>(t.num_elements() * itemsize(t.dtype), 1)));
+      t.data = arena.take(static_cast<std::size_t>(std::max<std::int64_t>(t.num_elements() * itemsize(t.dtype), 1)));
       t.memory = where;
       return t;
     };
@@ -183,12 +184,12 @@ Result<std::size_t> ShardedStep::memory_bytes(const ContextShard& shard, const B
   const Result<Indices> indices = indices_of(shard, batch, options, lengths);
   if (!indices.ok()) return indices.status();
   const PartialLayout layout = layout_of(batch, cache, settings);
-  Places places(nullptr);
+  Arena arena(nullptr);
   Batch own;
-  indices->place(places, batch.query.memory, own);
-  places.take(layout.bytes());
-  places.take(received_bytes(layout, batch.output, shard.world, settings));
-  return places.used();
+  indices->place(arena, batch.query.memory, own);
+  arena.take(layout.bytes());
+  arena.take(received_bytes(layout, batch.output, shard.world, settings));
+  return arena.used();
 } catch (const std::exception&) {
   return no_memory();
 }
@@ -222,10 +223,10 @@ Result<ShardedStep> ShardedStep::made_on_rank(Communicator& group, const Context
   ShardedStep step;
   step.shard_ = shard;
   step.settings_ = settings;
-  Places places(memory.data());
-  indices->place(places, layout.memory, step.own_);
-  step.partial_ = places.take(layout.bytes());
-  step.received_ = places.take(received_bytes(layout, batch.output, shard.world, settings));
+  Arena arena(memory.data());
+  indices->place(arena, layout.memory, step.own_);
+  step.partial_ = arena.take(layout.bytes());
+  step.received_ = arena.take(received_bytes(layout, batch.output, shard.world, settings));
   step.own_.query = batch.query;
   step.own_.q_scale = batch.q_scale;
   step.own_.output = only(layout.outs(step.partial_, 1));

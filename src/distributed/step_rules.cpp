@@ -18,13 +18,18 @@ Status refuse(const Communicator& group, const ContextShard& shard, const Batch&
                                      {&batch.cached_lens, "cached_lens"},
                                      {&batch.causal, "causal"},
                                      {&batch.q_begin, "q_begin"},
-                                     {&batch.key_begin, "key_begin"}})
+                                     {&batch.key_begin, "key_begin"},
+                                     {&batch.spans, "spans"},
+                                     {&batch.prefix_lens, "prefix_lens"},
+                                     {&batch.tree_mask, "tree_mask"}})
     if (tensor->present())
       return {
           Code::unsupported,
           formatted("{}: given; a sharded call reads every key from the cache of the rank that holds it: append first", name)};
   if (batch.padding != Padding::refused) return {Code::unsupported, "padding: a sharded call takes batches without padding rows"};
   if (!options.causal) return {Code::unsupported, "options.causal: false; a sharded call takes causal requests"};
+  if (options.attention_chunk || options.prefix_len)
+    return {Code::unsupported, "options: attention_chunk or prefix_len; a sharded call takes an order and a window alone"};
   if (options.alibi_slopes.present() && !shard.contiguous() && shard.world > 1)
     return {Code::unsupported,
             "alibi_slopes: interleaved keys do not keep their distances in the cache; shard contiguously (span)"};

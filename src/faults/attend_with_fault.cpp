@@ -10,6 +10,7 @@
 #include "faults/fault.h"
 #include "quire/attention.hpp"
 #include "quire/contract.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 #include "threads/on_threads.h"
@@ -55,7 +56,7 @@ std::vector<RowHead> changed_rows(const Facts& f, const Model& model) {
 
 void compute(const Facts& f, const Model& model, const std::vector<RowHead>& rows) {
   const std::size_t num_threads = rows.size() >= kThreadedPairs ? threads::available() : 1;
-  threads::for_each_index((rows.size() + kRowsAtOnce - 1) / kRowsAtOnce, num_threads, [&](std::size_t chunk) {
+  threads::for_each_index(semantics::ceil_div(rows.size(), kRowsAtOnce), num_threads, [&](std::size_t chunk) {
     const std::size_t first = chunk * kRowsAtOnce;
     const std::span<const RowHead> some(rows.data() + first, std::min(kRowsAtOnce, rows.size() - first));
     const std::vector<RowResult> results = evaluate(model, some);

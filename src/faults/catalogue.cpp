@@ -40,6 +40,7 @@ const std::vector<Fault>& catalogue() {
     add_sinks(all);
     add_causal(all, add_split);
     add_positions(all);  // faults of masks, which no family above changes
+    add_shapes(all);
     add_causal(all, add_head_dims);
     return all;
   }();

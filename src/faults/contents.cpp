@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "faults/families.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
@@ -98,7 +99,7 @@ Suspects neighbour_row(const Evidence& e) {
 Suspects append_cap(const Evidence& e) {
   constexpr std::int64_t kThreads = 512;
   const Facts* f = &e.facts;
-  const std::int64_t x = packed_x(f->cache.k.dtype), chunks = ceil_div(f->head_dim, x);
+  const std::int64_t x = packed_x(f->cache.k.dtype), chunks = semantics::ceil_div(f->head_dim, x);
   if (f->num_kv_heads * chunks <= kThreads)
     return cannot_show(
         formatted("{} KV heads of {} chunks of {} elements fit into {} threads", f->num_kv_heads, chunks, x, kThreads));

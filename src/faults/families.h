@@ -30,6 +30,7 @@ void add_sinks(std::vector<Fault>& list);
 void add_scales(std::vector<Fault>& list);
 void add_formats(std::vector<Fault>& list);
 void add_positions(std::vector<Fault>& list);
+void add_shapes(std::vector<Fault>& list);
 void add_head_dims(std::vector<Fault>& list);
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -87,9 +88,6 @@ std::vector<std::int64_t> shorter_dims(std::int64_t dims);
 std::int64_t floor_power_of_two(std::int64_t n);
 std::int64_t ceil_power_of_two(std::int64_t n);
 inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-/// Rounds n up to a multiple.
-inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
 /// Largest change of any output element that planting brings to a few rows, in units of the rounding of the output's type:
 /// |changed - true| / (roundoff * max(|true|, 1e-3)). Infinity if a NaN appears.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "faults/visible.h"
 #include "semantics/dtype.h"
 
 namespace quire::faults_detail {
@@ -47,6 +48,7 @@ Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
 }
 
 void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) {
+  if (f.has_shapes) return keys_by(f, shapes_of(f), row, keys);
   append_keys(f.first_key(row.q_pos), std::min(f.last_key(row.q_pos, row.causal), row.seq_len - 1), keys);
 }
 
@@ -258,7 +260,20 @@ Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cac
     const auto* flags = static_cast<const std::uint8_t*>(b.causal.data);
     causal.push_back(b.causal.present() ? flags[r * b.causal.stride[0]] != 0 : o.causal);
   }
-  has_masks = !causal_at_end();
+  has_shapes = o.attention_chunk || has_prefix() || b.spans.present() || b.tree_mask.present();
+  prefix_lens = b.prefix_lens.present() ? indices(b.prefix_lens) : std::vector(seq_lens.size(), o.prefix_len.value_or(0));
+  tree_lens = b.tree_lens.present() ? indices(b.tree_lens) : std::vector<std::int64_t>(seq_lens.size(), 0);
+  spans.resize(seq_lens.size());
+  for (std::int64_t r = 0; b.spans.present() && r < num_reqs; ++r)
+    for (std::int64_t i = 0; i < b.spans.shape[1]; ++i)
+      if (const Span span = span_of(b, r, i); span.begin < span.end) spans[at(r)].push_back(span);
+  has_masks = !causal_at_end() || has_shapes;
+}
+
+bool Facts::tree_bit(std::int64_t token, std::int64_t bit) const {
+  const Tensor& t = batch.tree_mask;
+  if (token < 0 || token >= t.shape[0] || bit < 0 || bit >= 8 * t.shape[1]) return false;
+  return (static_cast<const std::uint8_t*>(t.data)[token * t.stride[0] + bit / 8 * t.stride[1]] >> (bit % 8) & 1) != 0;
 }
 
 std::int64_t Facts::req_of(std::int64_t token) const {
@@ -288,16 +303,22 @@ std::int64_t Facts::max_query_len() const {
 std::int64_t Facts::max_seq_len() const { return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end()); }
 
 std::int64_t Facts::first_key(std::int64_t q_pos) const {
-  return windowed() ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
+  return windowed() && !has_shapes ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
 }
 
 std::int64_t Facts::last_key(std::int64_t q_pos, bool is_causal) const {
-  if (is_causal) return q_pos;
   constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  if (has_shapes) return q_pos + kFar;
+  if (is_causal) return q_pos;
   return q_pos + std::min(options.window_right.value_or(kFar), kFar);
 }
 
 std::int64_t Facts::num_visible(std::int64_t req, std::int64_t q_pos) const {
+  if (has_shapes) {
+    std::vector<Key> keys;
+    true_keys(*this, true_row(*this, query_start_loc[at(req)] + q_pos - first_position(req), 0), keys);
+    return static_cast<std::int64_t>(keys.size());
+  }
   const std::int64_t last = std::min(last_key(q_pos, causal[at(req)]), seq_lens[at(req)] - 1);
   return std::max<std::int64_t>(0, last - first_key(q_pos) + 1);
 }

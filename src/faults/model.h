@@ -17,6 +17,7 @@
 
 #include "faults/decoded_pages.h"
 #include "quire/batch.hpp"
+#include "quire/problem.hpp"
 
 namespace quire::faults_detail {
 
@@ -33,8 +34,11 @@ struct Facts {
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
   std::vector<std::int64_t> q_begin, key_begin;                      ///< given values, or the defaults of batch.hpp
   std::vector<bool> causal;
-  bool has_masks = false;  ///< not causal_at_end()
-  DecodedPages decoded;    ///< K and V as numbers, page by page
+  std::vector<std::int64_t> prefix_lens, tree_lens;  ///< 0 if absent
+  std::vector<std::vector<Span>> spans;              ///< of each request, without empty ones
+  bool has_shapes = false;                           ///< a chunk, a prefix, spans or a tree is given
+  bool has_masks = false;                            ///< not causal_at_end(), or has_shapes
+  DecodedPages decoded;                              ///< K and V as numbers, page by page
   /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
   bool dequantised_to_query = false;
   double value_unit = 1;  ///< factor of all real values, by which 8-bit outputs are counted in codes
@@ -50,7 +54,7 @@ struct Facts {
   std::int64_t max_query_len() const;
   /// Position of a request's first row, counted from its first key; key positions of a model count from there, too.
   std::int64_t first_position(std::int64_t req) const { return q_begin[at(req)] - key_begin[at(req)]; }
-  /// The first position that the window leaves to a row at q_pos.
+  /// The first position that the window leaves to a row at q_pos; 0, and all keys, if the mask has a shape.
   std::int64_t first_key(std::int64_t q_pos) const;
   /// The last key that the mask leaves to a row at q_pos, if there are as many.
   std::int64_t last_key(std::int64_t q_pos, bool is_causal) const;
@@ -63,6 +67,9 @@ struct Facts {
   bool has_equal_dims() const { return head_dim == v_head_dim; }
   /// V is the leading dims of K's rows: one tensor.
   bool v_is_in_k() const;
+  bool has_prefix() const { return options.prefix_len.has_value() || batch.prefix_lens.present(); }
+  /// A bit of tree_mask; 0 outside of it.
+  bool tree_bit(std::int64_t token, std::int64_t bit) const;
   bool windowed() const { return options.sliding_window.has_value(); }
   std::int64_t window() const { return options.sliding_window.value_or(0); }
   std::int64_t max_seq_len() const;

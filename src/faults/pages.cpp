@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "faults/families.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
@@ -129,7 +130,7 @@ Suspects ignored_pages(const Evidence& e) {
   if (!any_cached(*f)) return cannot_show(kNotCachedPages);
   std::vector<std::int64_t> first(Facts::at(f->num_reqs) + 1, 0);
   for (std::int64_t r = 0; r < f->num_reqs; ++r)
-    first[Facts::at(r + 1)] = first[Facts::at(r)] + ceil_div(f->seq_lens[Facts::at(r)], f->page_size);
+    first[Facts::at(r + 1)] = first[Facts::at(r)] + semantics::ceil_div(f->seq_lens[Facts::at(r)], f->page_size);
   Suspects s;
   const Table packed = [first](std::int64_t r, std::int64_t j) { return first[Facts::at(r)] + j; };
   const Table padded = [f](std::int64_t r, std::int64_t j) { return r * f->max_pages_per_req + j; };
@@ -144,7 +145,7 @@ Suspects row_stride(const Evidence& e) {
   const Facts* f = &e.facts;
   if (f->num_reqs < 2) return cannot_show(kOneRequest);
   std::int64_t needed = 1;
-  for (const std::int64_t n : f->cached_lens) needed = std::max(needed, ceil_div(n, f->page_size));
+  for (const std::int64_t n : f->cached_lens) needed = std::max(needed, semantics::ceil_div(n, f->page_size));
   const std::int64_t width = f->max_pages_per_req;
   if (needed == width) return cannot_show("rows of block_table are as long as the longest request needs");
   return if_differs(

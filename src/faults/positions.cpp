@@ -37,6 +37,7 @@ bool changes_a_row(const Facts& f, const Plant& plant) {
 }
 
 Suspects if_it_shows(const Facts& f, Plant plant, const std::string& why_not, bool is_of_rows = false) {
+  if (f.has_shapes && !is_of_rows) return cannot_show("the mask has a chunk, a prefix, spans or a tree");
   if (!changes_a_row(f, plant)) return cannot_show(why_not);
   return is_of_rows ? rows_only(std::move(plant)) : one(std::move(plant));
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "faults/families.h"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
@@ -51,8 +52,8 @@ Suspects from_padded(const Evidence& e) {
   if (!scores_matter(f)) return cannot_show(kOneKey);
   Suspects s;
   std::vector<std::int64_t> sizes;
-  for (const std::int64_t padded :
-       {ceil_power_of_two(f.head_dim), round_up(f.head_dim, 64), round_up(f.head_dim, 32), round_up(f.head_dim, 16)})
+  for (const std::int64_t padded : {ceil_power_of_two(f.head_dim), semantics::round_up(f.head_dim, 64),
+                                    semantics::round_up(f.head_dim, 32), semantics::round_up(f.head_dim, 16)})
     if (padded != f.head_dim && std::find(sizes.begin(), sizes.end(), padded) == sizes.end()) sizes.push_back(padded);
   for (const std::int64_t padded : sizes)
     s.list.push_back({formatted("1 / sqrt({})", padded),

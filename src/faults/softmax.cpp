@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "faults/families.h"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
@@ -100,7 +101,7 @@ Suspects masked_as_zero(const Evidence& e) {
   return one([f](Model& m) {
     m.sink = [f, before = m.sink](const Row& r) {
       const double sink = before(r);
-      const auto masked = static_cast<double>(round_up(r.q_pos + 1, f->page_size) - r.q_pos - 1);
+      const auto masked = static_cast<double>(semantics::round_up(r.q_pos + 1, f->page_size) - r.q_pos - 1);
       if (masked <= 0) return sink;
       return sink == kNegInf
                  ? std::log(masked)

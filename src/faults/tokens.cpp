@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "faults/families.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
@@ -109,7 +110,7 @@ Suspects slot_of_page(const Evidence& e) {
 
 /// Positions past seq_len up to the end of its page, for rows at the end of a cached sequence.
 std::int64_t tail_end(const Facts& f, const Row& r) {
-  return r.cached_len == r.seq_len && r.q_pos < r.seq_len ? round_up(r.seq_len, f.page_size) : r.seq_len;
+  return r.cached_len == r.seq_len && r.q_pos < r.seq_len ? semantics::round_up(r.seq_len, f.page_size) : r.seq_len;
 }
 bool has_tail(const Facts& f) {
   return any_request(f, [&](std::int64_t r) {
@@ -154,7 +155,8 @@ Suspects tail_multiplied(const Evidence& e) {
   if (!has_tail(*f)) return cannot_show("no cached sequence ends inside a page");
   const auto shows = [f](std::int64_t r) {
     const std::int64_t n = f->seq_lens[Facts::at(r)];
-    return f->cached_lens[Facts::at(r)] == n && n % f->page_size != 0 && non_finite(*f, r, n, round_up(n, f->page_size) - 1);
+    return f->cached_lens[Facts::at(r)] == n && n % f->page_size != 0 &&
+           non_finite(*f, r, n, semantics::round_up(n, f->page_size) - 1);
   };
   if (!any_request(*f, shows)) return cannot_show("the page tails hold no NaN and no infinity: 0 * V is 0");
   return one([f](Model& m) {

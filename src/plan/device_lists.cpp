@@ -18,7 +18,7 @@ Status too_large(const char* what, std::int64_t value) {
 std::int64_t most_parts(const DeviceList& list, const Plan& plan) {
   const Problem& p = plan.problem;
   const std::int64_t most_keys = plan.bounds.max_seq_len;
-  const bool sees_all_later_keys = (p.has_causal || !p.causal) && !p.window_right;
+  const bool sees_all_later_keys = ((p.has_causal || !p.causal) && !p.window_right) || p.has_shapes();
   if (!p.sliding_window || sees_all_later_keys) return schedule::most_parts(most_keys, list.split_keys);
   return schedule::most_parts(most_keys, list.split_keys, std::min(*p.sliding_window, kMaxInt32),
                               std::min(p.window_right.value_or(0), kMaxInt32), list.tile_rows);

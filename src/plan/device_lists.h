@@ -28,7 +28,7 @@ void set_capacities(DeviceList& list, const Plan& plan, const Room& room);
 struct ShortAndTall {
   std::int64_t short_rows, tall_rows;  ///< score rows of a tile
   std::int64_t tile_keys;
-  std::int64_t blocks_per_unit;  ///< thread blocks of a multiprocessor or compute unit
+  std::int64_t blocks_per_unit;  ///< thread blocks of an SM or CU
 };
 /// The rest, with capacities to be set.
 DeviceList tall_list(const Plan& plan, KernelHandle kernel, const ShortAndTall& tiles);

@@ -104,7 +104,7 @@ struct Requests {
   }
 };
 
-/// Equal shares of all places, one a block. The busiest block is the one with most to do, where a piece counts as a tile.
+/// Equal shares of all iterations, one a block. The busiest block is the one with most to do, where a piece counts as a tile.
 void count_shares(const Plan& plan, const DeviceList& list, const Body& body, ListWork& work) {
   using Args = schedule::ShareArgs<std::int64_t>;
   const Problem& p = plan.problem;
@@ -113,13 +113,14 @@ void count_shares(const Plan& plan, const DeviceList& list, const Body& body, Li
                   p.group(),
                   p.sliding_window.value_or(0),
                   {list.tile_rows, list.min_rows, list.max_rows, list.split_keys}};
-  const schedule::Places<Args, true> places(args, list.num_blocks);
+  const schedule::Iterations<Args, true> iterations(args, list.num_blocks);
   std::int64_t all = 0;
-  for (const Request& r : p.reqs) all += places.of_head(r.query_len, r.context_len) * p.num_kv_heads;
+  for (const Request& r : p.reqs) all += iterations.of_head(r.query_len, r.context_len) * p.num_kv_heads;
   if (all == 0) return;
-  const std::int64_t share = schedule::share_of(all, places.segments(), list.num_blocks, {body.shares.least, body.shares.whole});
-  schedule::Pieces<Args, true, Requests> pieces(places, {p.reqs}, all, share, 0,
-                                                [](std::int64_t) { return schedule::RowEntry<std::int64_t>{}; });
+  const std::int64_t share =
+      schedule::share_of(all, iterations.segments(), list.num_blocks, {body.shares.least, body.shares.whole});
+  schedule::Pieces<Args, true, Requests> pieces(iterations, {p.reqs}, all, share, 0,
+                                                [](std::int64_t) { return schedule::WorkEntry<std::int64_t>{}; });
   for (std::int64_t block = 0; block < list.num_blocks; ++block) {
     pieces.begin_share(block, all);
     std::int64_t items = 0, tiles = 0;

@@ -38,7 +38,7 @@ std::string human_flops(double flops) {
 }
 
 std::string device_line(const Device& d) {
-  const char* unit = d.backend == Backend::cpu ? "threads" : d.backend == Backend::cuda ? "multiprocessors" : "compute units";
+  const char* unit = d.backend == Backend::cpu ? "threads" : d.backend == Backend::cuda ? "SMs" : "CUs";
   return formatted("{}{}{} ({}, {} {}, L2 {}{})", d.name, d.product.empty() ? "" : ", ", d.product, name(d.backend),
                    d.num_threads, unit, human_bytes(static_cast<double>(d.l2_bytes)),
                    d.backend == Backend::cpu ? " per core" : "");

@@ -40,6 +40,12 @@ Status shapes_fit(const Plan& plan, const Batch& batch, const KVCache& cache, co
     return stale_plan("tokens have scales of their own in one of them only");
   if (p.causal != options.causal || p.has_causal != batch.causal.present() || p.has_q_begin != batch.q_begin.present())
     return stale_plan("causal or q_begin is given in one of them only, or options.causal differs");
+  if (p.attention_chunk != options.attention_chunk)
+    return stale_plan(formatted("attention_chunk differs (plan {}, options {}; 0 = none)", p.attention_chunk.value_or(0),
+                                options.attention_chunk.value_or(0)));
+  if (p.has_prefix != (options.prefix_len || batch.prefix_lens.present()) || p.has_spans != batch.spans.present() ||
+      p.has_tree != batch.tree_mask.present() || p.spans_beyond_window != options.spans_beyond_window)
+    return stale_plan("a prefix, spans or a tree is given in one of them only, or options.spans_beyond_window differs");
   return {};
 }
 

@@ -5,13 +5,14 @@
 #include <cstdint>
 
 #include "plan/kernel.h"
+#include "semantics/ceil_div.h"
 
 namespace quire::plan_detail {
 
 /// Floats per row of scratch and of partials: dims rounded up to the kernel's widest vector, so that tails need no masks.
 inline std::int64_t padded(const Plan& plan, std::int64_t dims) {
   const std::int64_t lanes = plan.kernel.row().cpu->lanes;
-  return (dims + lanes - 1) / lanes * lanes;
+  return semantics::round_up(dims, lanes);
 }
 /// Floats of a query or key, and of a value, an output row or a partial.
 inline std::int64_t padded_dim(const Plan& plan) { return padded(plan, plan.problem.head_dim); }

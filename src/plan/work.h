@@ -75,7 +75,7 @@ struct DeviceList {
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each
-  bool beside = false;            ///< is served at the same time as the list before it, on multiprocessors of its own
+  bool beside = false;            ///< is served at the same time as the list before it, on SMs of its own
   bool operator==(const DeviceList&) const = default;
 };
 

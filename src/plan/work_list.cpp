@@ -12,6 +12,7 @@
 #include "plan/heaviest_first.h"
 #include "plan/kernel.h"
 #include "plan/work.h"
+#include "semantics/ceil_div.h"
 #include "semantics/visible_range.h"
 
 namespace quire {
@@ -49,7 +50,7 @@ KeyPositions keys_of(const Problem& p, const Request& req, std::int64_t first_ro
 std::vector<WorkTile> whole_tiles(const Plan& plan) {
   const Problem& p = plan.problem;
   std::int64_t num_tiles = 0;
-  for (const Request& req : p.reqs) num_tiles += (req.query_len + plan.tile_q - 1) / plan.tile_q;
+  for (const Request& req : p.reqs) num_tiles += semantics::ceil_div(req.query_len, plan.tile_q);
   std::vector<WorkTile> tiles;
   tiles.reserve(static_cast<std::size_t>(num_tiles));
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {

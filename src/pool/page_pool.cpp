@@ -12,6 +12,7 @@
 
 #include "pool/cache_memory.h"
 #include "pool/prefix_index.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -77,7 +78,7 @@ std::optional<std::int64_t> layer_bytes(const PagePoolOptions& o) {
   }
   constexpr std::int64_t kUnit = pool::kHugePageBytes;
   if (bytes > kMost - kUnit) return std::nullopt;
-  bytes = (bytes + kUnit - 1) / kUnit * kUnit;
+  bytes = semantics::round_up(bytes, kUnit);
   if (bytes > kMost / o.cache.num_layers) return std::nullopt;
   return bytes;
 }

@@ -11,6 +11,7 @@
 #include "numerics/tolerance.h"
 #include "report/lengths.h"
 #include "report/pictures.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::report {
@@ -155,7 +156,7 @@ Collected collect(const Errors& errors, const Reference& ref, const Lengths& len
     const std::int64_t req = lengths.req_of(errors.token(index));
     if (req < 0) continue;
     RequestErrors& mine = all.requests[static_cast<std::size_t>(req)];
-    mine.heads.resize(static_cast<std::size_t>((ref.num_q_heads + bin - 1) / bin));
+    mine.heads.resize(static_cast<std::size_t>(semantics::ceil_div(ref.num_q_heads, bin)));
     mine.wrong.resize(mine.heads.size());
     mine.tokens.insert(errors.token(index));
     for (std::int64_t head = 0; head < ref.num_q_heads; ++head) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "quire/batch.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 
 namespace quire::report {
@@ -67,7 +68,7 @@ struct Lengths {
 
 /// Neighbours that share one cell of a picture, so that no more than `most` cells are drawn.
 inline std::int64_t bin_size(std::int64_t count, std::int64_t most) {
-  return std::max<std::int64_t>(1, (count + most - 1) / most);
+  return std::max<std::int64_t>(1, semantics::ceil_div(count, most));
 }
 
 }  // namespace quire::report

@@ -28,9 +28,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace quire::schedule {
+#include "semantics/ceil_div.h"
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+namespace quire::schedule {
 
 struct Capacities {
   std::int64_t slices = 0, merges = 0, partials = 0;
@@ -43,7 +43,7 @@ constexpr std::int64_t most_tiles(std::int64_t rows, std::int64_t tile_rows, std
 
 /// Parts of fixed size in a tile without a window.
 constexpr std::int64_t most_parts(std::int64_t max_seq_len, std::int64_t split_keys) {
-  return std::max<std::int64_t>(1, ceil_div(max_seq_len, split_keys));
+  return std::max<std::int64_t>(1, semantics::ceil_div(max_seq_len, split_keys));
 }
 /// The same where a row sees no more than `window` keys up to its own, which counts, and window_right behind it.
 constexpr std::int64_t most_parts(std::int64_t max_seq_len, std::int64_t split_keys, std::int64_t window,
@@ -53,7 +53,7 @@ constexpr std::int64_t most_parts(std::int64_t max_seq_len, std::int64_t split_k
 
 /// Capacities where the device chooses the parts' size.
 constexpr Capacities capacities_of_target(std::int64_t tiles, std::int64_t target_items, std::int64_t num_kv_heads) {
-  const std::int64_t items = ceil_div(target_items, num_kv_heads);
+  const std::int64_t items = semantics::ceil_div(target_items, num_kv_heads);
   return {tiles + 2 * items, items, 2 * items * num_kv_heads};
 }
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Equal shares of the work, one a block: Stream-K (Osama et al. 2023, arXiv:2301.03598) over key tiles, without a list. All key
-// tiles of all requests and KV heads are in one row, which is cut into shares. A block finds its own share from the lengths.
+// Equal shares of the work, one a block: Stream-K (Osama et al. 2023, arXiv:2301.03598) over key tiles, without a list. An
+// iteration is one key tile of one segment. Those of all segments, one segment after the other, are Stream-K's aggregate
+// iteration space, which is cut into shares. A block finds its own share from the lengths.
 //
-// A segment is one request, one KV head and one slice of the request's score rows (most requests are one slice). Its tiles are
-// neighbours in the row. Where there are many segments, one takes a place more than it has tiles, which stands for its beginning
-// and end.
+// A segment is one request, one KV head and one slice of the request's score rows (most requests are one slice). Where there are
+// many segments, each has an iteration more than it has tiles, which stands for its beginning and end.
 //
 // A share may hold the end of one segment, whole ones, and the beginning of another. So a block has at most two partial results,
 // and a segment over several blocks has all its parts in neighbouring blocks. With split_keys (batch_invariant) a segment is
 // cut at multiples of it, counted from key 0, and nowhere else: a block has the parts that begin in its share, and every part of
-// a segment of several has a place of its own in the workspace.
+// a segment of several has a partial result of its own in the workspace.
 #pragma once
 
 #include <cstdint>
@@ -65,23 +65,23 @@ struct ShareArgs {
   } work;
 };
 
-/// Places of segments in the row. kSlices: requests may have several slices, and parts may have a fixed size. Without kSlices
-/// this costs no instructions, for which a short call would wait before its first keys.
+/// Iterations of segments: how many, and which. kSlices: requests may have several slices, and parts may have a fixed size.
+/// Without kSlices this costs no instructions, for which a short call would wait before its first keys.
 template <class Args, bool kSlices>
-struct Places {
+struct Iterations {
   using Int = decltype(Args::group);
 
   const Args& a;
   Int part_tiles = 0;  ///< tiles from cut to cut; 0: only shares cut
-  Int of_piece = 0;    ///< places in the row that a piece takes in addition to one for each of its tiles: 0 or 1
+  Int overhead = 0;    ///< iterations of a piece in addition to one for each of its tiles: 0 or 1
 
-  /// Starting and ending a piece takes about as long as a tile. Where a block has whole segments, the additional place gives
-  /// blocks with many short segments fewer tiles. Where a segment is spread over blocks, the additional place would only move
-  /// the cuts away from where segments begin, so pieces take none.
-  QUIRE_HD Places(const Args& args, Int blocks)
+  /// Starting and ending a piece takes about as long as a tile. Where a block has whole segments, the additional iteration gives
+  /// blocks with many short segments fewer tiles. Where a segment is spread over blocks, it would only move the cuts away from
+  /// where segments begin, so pieces have none.
+  QUIRE_HD Iterations(const Args& args, Int blocks)
       : a(args),
         part_tiles(kSlices ? a.work.split_keys / kShareTileKeys : 0),
-        of_piece(part_tiles > 0 || segments() >= 2 * blocks ? 1 : 0) {}
+        overhead(part_tiles > 0 || segments() >= 2 * blocks ? 1 : 0) {}
 
   /// Segments where each request has one slice.
   QUIRE_HD std::int64_t segments() const { return std::int64_t{a.num_reqs} * a.num_kv_heads; }
@@ -107,8 +107,8 @@ struct Places {
   QUIRE_HD Int parts(const TileRange<Int>& tiles) const {
     return fixed_parts() ? (tiles.end - 1) / part_tiles - tiles.first / part_tiles + 1 : 1;
   }
-  QUIRE_HD Int of(const TileRange<Int>& tiles) const { return tiles.count() + of_piece * parts(tiles); }
-  /// Places of all slices of a request, under one KV head.
+  QUIRE_HD Int of(const TileRange<Int>& tiles) const { return tiles.count() + overhead * parts(tiles); }
+  /// Of all slices of a request, under one KV head.
   QUIRE_HD Int of_head(Int query_len, Int context_len) const {
     if (!kSlices) return slices(query_len) == 0 ? 0 : of(slice(query_len, context_len, 0).tiles);
     Int sum = 0;
@@ -118,14 +118,14 @@ struct Places {
     for (Int i = 0, count = slices(query_len); i < count; ++i) sum += of(slice(query_len, context_len, i).tiles);
     return sum;
   }
-  /// Part `part` of a cut segment begins so many places after the segment.
+  /// Part `part` of a cut segment begins so many iterations after the segment.
   QUIRE_HD Int before(const TileRange<Int>& tiles, Int part) const {
-    return part == 0 ? 0 : part * (part_tiles + of_piece) - tiles.first % part_tiles;
+    return part == 0 ? 0 : part * (part_tiles + overhead) - tiles.first % part_tiles;
   }
-  /// The first part that begins `places` or more after the segment; parts() if none does.
-  QUIRE_HD Int first_part(const TileRange<Int>& tiles, Int places) const {
-    const Int length = part_tiles + of_piece;
-    return places == 0 ? 0 : smaller((places + tiles.first % part_tiles + length - 1) / length, parts(tiles));
+  /// The first part that begins `iterations` or more after the segment; parts() if none does.
+  QUIRE_HD Int first_part(const TileRange<Int>& tiles, Int iterations) const {
+    const Int length = part_tiles + overhead;
+    return iterations == 0 ? 0 : smaller((iterations + tiles.first % part_tiles + length - 1) / length, parts(tiles));
   }
   /// Whether a request whose last key is seq_len - 1 has no more parts than there is room for, nor has any of its slices.
   QUIRE_HD bool has_room(Int query_len, Int context_len) const {
@@ -139,11 +139,11 @@ struct Places {
 /// How shares are rounded up.
 template <class Int>
 struct Rounding {
-  Int least = 1;  ///< places of a share, at least
+  Int least = 1;  ///< iterations of a share, at least
   Int whole = 0;  ///< a share may grow by 1 / whole of its length to be whole segments, or a whole part of one; 0: it does not
 };
 
-/// Places of a share of a row of `all` places. Where all segments have one length (taken for true if `all` is a multiple of their
+/// Iterations of a share, out of `all`. Where all segments have one length (taken for true if `all` is a multiple of their
 /// number; if not, no harm is done), it is rounded up to a whole number of segments, or so that a segment is a whole number of
 /// shares, unless the share grows much. Fewer segments are split and merged then, and memory is as busy with a few blocks less.
 template <class Int>
@@ -157,13 +157,13 @@ QUIRE_HD Int share_of(Int all, std::int64_t segments, Int blocks, const Rounding
   return whole - share <= share / rounding.whole ? whole : share;
 }
 
-/// The last of `count` ascending numbers that is at or below `place`; the first of them is.
+/// The last of `count` ascending numbers that is at or below `iteration`; the first of them is.
 template <class Int>
-QUIRE_HD int last_at_or_below(const Int* begin, int count, Int place) {
+QUIRE_HD int last_at_or_below(const Int* begin, int count, Int iteration) {
   int low = 0, high = count - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (begin[middle] <= place)
+    if (begin[middle] <= iteration)
       low = middle;
     else
       high = middle - 1;
@@ -178,22 +178,22 @@ struct Piece {
 };
 
 /// Partial results that a block may have where shares alone cut; the second is for what continues in the block behind it.
-inline constexpr int kPlacesOfBlock = 2;
+inline constexpr int kPartialsOfBlock = 2;
 
 /// Split of a segment over blocks (split-KV).
 template <class Int>
 struct Parts {
   Int part = 0;  ///< the piece at hand
   Int count = 1;
-  Int counter = 0;               ///< of parts that are complete
-  Int first_place = 0;           ///< of part 0's partial result
-  Int next_place = 0, step = 0;  ///< part p > 0 is at next_place + p step
-  QUIRE_HD Int place(Int p) const { return p == 0 ? first_place : next_place + p * step; }
+  Int counter = 0;                 ///< of parts that are complete
+  Int first_partial = 0;           ///< index of part 0's partial result
+  Int next_partial = 0, step = 0;  ///< part p > 0 has next_partial + p step
+  QUIRE_HD Int partial(Int p) const { return p == 0 ? first_partial : next_partial + p * step; }
 };
 
-/// A request and its first place in the row.
+/// A request and its first iteration.
 template <class Int>
-struct RowEntry {
+struct WorkEntry {
   Int req = 0, begin = 0;
 };
 
@@ -205,13 +205,14 @@ class Pieces {
   using Int = decltype(Args::group);
   using Lengths = typename Requests::Lengths;
 
-  /// The pieces of share `block`, in a row of `all` places. find(place): a request whose first place is at or before this one.
+  /// The pieces of share `block`, out of `all` iterations. find(iteration): a request that begins at or before this one.
   template <class Find>
-  QUIRE_HD Pieces(const Places<Args, kSlices>& places, const Requests& requests, Int all, Int share, Int block, Find&& find)
-      : places_(places), requests_(requests), share_(share) {
+  QUIRE_HD Pieces(const Iterations<Args, kSlices>& iterations, const Requests& requests, Int all, Int share, Int block,
+                  Find&& find)
+      : iterations_(iterations), requests_(requests), share_(share) {
     begin_share(block, all);
     if (at_ >= end_) return;
-    for (RowEntry<Int> entry = find(at_);; ++entry.req, entry.begin += of_request()) {
+    for (WorkEntry<Int> entry = find(at_);; ++entry.req, entry.begin += of_request()) {
       enter_request(entry);
       if (entry.begin + of_request() > at_) break;
     }
@@ -228,8 +229,8 @@ class Pieces {
 
   QUIRE_HD bool next(Piece<Int>& piece) {
     while (at_ < end_) {
-      while (slice_begin_ + places_.of(slice_.tiles) <= at_) advance();
-      const bool found = places_.fixed_parts() ? next_part(piece) : next_tiles(piece);
+      while (slice_begin_ + iterations_.of(slice_.tiles) <= at_) advance();
+      const bool found = iterations_.fixed_parts() ? next_part(piece) : next_tiles(piece);
       if (found) return true;
     }
     return false;
@@ -240,25 +241,25 @@ class Pieces {
   QUIRE_HD const RowSlice<Int>& slice() const { return slice_; }
   QUIRE_HD const Lengths& lengths() const { return lengths_; }
   QUIRE_HD Parts<Int> parts_of(const Piece<Int>& piece) const {
-    return places_.fixed_parts() ? fixed_parts(piece) : shared_parts();
+    return iterations_.fixed_parts() ? fixed_parts(piece) : shared_parts();
   }
 
  private:
-  QUIRE_HD Int of_request() const { return of_head_ * places_.a.num_kv_heads; }
-  QUIRE_HD void enter_request(const RowEntry<Int>& entry) {
+  QUIRE_HD Int of_request() const { return of_head_ * iterations_.a.num_kv_heads; }
+  QUIRE_HD void enter_request(const WorkEntry<Int>& entry) {
     req_ = entry.req, begin_ = entry.begin;
     lengths_ = requests_.lengths(req_);
-    of_head_ = places_.of_head(lengths_.query_len, lengths_.context_len);
+    of_head_ = iterations_.of_head(lengths_.query_len, lengths_.context_len);
   }
   QUIRE_HD void enter_slice(Int index, Int begin) {
     index_ = index, slice_begin_ = begin;
-    slice_ = places_.slice(lengths_.query_len, lengths_.context_len, index);
+    slice_ = iterations_.slice(lengths_.query_len, lengths_.context_len, index);
   }
   /// To the next segment. There is one: the share does not end yet.
   QUIRE_HD void advance() {
-    const Int end = slice_begin_ + places_.of(slice_.tiles);
-    if (kSlices && slice_.row_end < lengths_.query_len * places_.a.group) return enter_slice(index_ + 1, end);
-    if (++head_ == places_.a.num_kv_heads) {
+    const Int end = slice_begin_ + iterations_.of(slice_.tiles);
+    if (kSlices && slice_.row_end < lengths_.query_len * iterations_.a.group) return enter_slice(index_ + 1, end);
+    if (++head_ == iterations_.a.num_kv_heads) {
       head_ = 0;
       do enter_request({req_ + 1, end});
       while (of_head_ == 0);
@@ -266,9 +267,9 @@ class Pieces {
     enter_slice(0, end);
   }
 
-  /// The share's part of a segment; false if it is the place of the segment's beginning alone.
+  /// The share's part of a segment; false if it is the additional iteration of the segment alone.
   QUIRE_HD bool next_tiles(Piece<Int>& piece) {
-    const Int origin = slice_begin_ + places_.of_piece, stop = smaller(slice_begin_ + places_.of(slice_.tiles), end_);
+    const Int origin = slice_begin_ + iterations_.overhead, stop = smaller(slice_begin_ + iterations_.of(slice_.tiles), end_);
     piece.first = slice_.tiles.first + larger<Int>(at_ - origin, 0);
     piece.end = slice_.tiles.first + stop - origin;
     at_ = stop;
@@ -277,48 +278,48 @@ class Pieces {
   /// The next part that begins in the share.
   QUIRE_HD bool next_part(Piece<Int>& piece) {
     const TileRange<Int>& tiles = slice_.tiles;
-    const Int part = places_.first_part(tiles, at_ - slice_begin_), parts = places_.parts(tiles);
-    const Int from = part < parts ? slice_begin_ + places_.before(tiles, part) : slice_begin_ + places_.of(tiles);
+    const Int part = iterations_.first_part(tiles, at_ - slice_begin_), parts = iterations_.parts(tiles);
+    const Int from = part < parts ? slice_begin_ + iterations_.before(tiles, part) : slice_begin_ + iterations_.of(tiles);
     at_ = from;
     if (part == parts || from >= end_) return false;
-    const Int cut = (tiles.first / places_.part_tiles + part) * places_.part_tiles;
+    const Int cut = (tiles.first / iterations_.part_tiles + part) * iterations_.part_tiles;
     piece.first = larger(tiles.first, cut);
-    piece.end = smaller(tiles.end, cut + places_.part_tiles);
-    at_ = from + piece.end - piece.first + places_.of_piece;
+    piece.end = smaller(tiles.end, cut + iterations_.part_tiles);
+    at_ = from + piece.end - piece.first + iterations_.overhead;
     return true;
   }
 
-  /// Two places a block, the first for what continues a segment from the block before.
+  /// Two partial results a block, the first for what continues a segment from the block before.
   QUIRE_HD Parts<Int> shared_parts() const {
     const TileRange<Int>& tiles = slice_.tiles;
-    const Int first = slice_begin_ + places_.of_piece, block = quotient(first, share_);  // of tile 0
+    const Int first = slice_begin_ + iterations_.overhead, block = quotient(first, share_);  // of tile 0
     Parts<Int> parts;
     parts.count = quotient(first + tiles.count() - 1, share_) - block + 1;
     parts.part = block_ - block;
     parts.counter = block;
-    parts.first_place = kPlacesOfBlock * block + 1;
-    parts.next_place = kPlacesOfBlock * block, parts.step = kPlacesOfBlock;
+    parts.first_partial = kPartialsOfBlock * block + 1;
+    parts.next_partial = kPartialsOfBlock * block, parts.step = kPartialsOfBlock;
     return parts;
   }
-  /// A counter a segment and as many places as it may have parts: segments of a request are counted from a number that no other
-  /// request reaches, ceil(x + y) <= floor(x) + floor(y) + 1.
+  /// A counter a segment, and as many partial results as it may have parts: segments of a request are counted from a number that
+  /// no other request reaches, ceil(x + y) <= floor(x) + floor(y) + 1.
   QUIRE_HD Parts<Int> fixed_parts(const Piece<Int>& piece) const {
-    const Args& a = places_.a;
+    const Args& a = iterations_.a;
     const Int first_slice = lengths_.first_token * a.group / a.work.tile_rows + req_;
     Parts<Int> parts;
-    parts.count = places_.parts(slice_.tiles);
-    parts.part = piece.first / places_.part_tiles - slice_.tiles.first / places_.part_tiles;
+    parts.count = iterations_.parts(slice_.tiles);
+    parts.part = piece.first / iterations_.part_tiles - slice_.tiles.first / iterations_.part_tiles;
     parts.counter = (first_slice + index_) * a.num_kv_heads + head_;
-    parts.first_place = parts.next_place = parts.counter * a.work.max_parts, parts.step = 1;
+    parts.first_partial = parts.next_partial = parts.counter * a.work.max_parts, parts.step = 1;
     return parts;
   }
 
-  const Places<Args, kSlices> places_;
+  const Iterations<Args, kSlices> iterations_;
   const Requests requests_;
   const Int share_;
   Int block_, at_, end_;
-  Int req_ = 0, begin_ = 0, of_head_ = 0, head_ = 0;  ///< the request, its first place, places of a KV head
-  Int index_ = 0, slice_begin_ = 0;                   ///< the slice, and the segment's first place
+  Int req_ = 0, begin_ = 0, of_head_ = 0, head_ = 0;  ///< the request, its first iteration, those of a KV head
+  Int index_ = 0, slice_begin_ = 0;                   ///< the slice, and the segment's first iteration
   RowSlice<Int> slice_;
   Lengths lengths_;
 };

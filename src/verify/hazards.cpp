@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hazard matrix: for each hazard of testing.md the smallest batches that meet it, crossed with types and layouts.
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -116,8 +117,11 @@ const std::vector<std::string>& type_combinations() {
   return list;
 }
 
-const std::vector<Hazard>& hazards() {
-  static const std::vector<Hazard> list = {
+namespace {
+
+/// Pages, windows, padding: keys and rows that are there and must not be used.
+std::vector<Hazard> pages_and_windows() {
+  return {
       {"LastPagePartial", {"heads=4:2 d=32 page=16 reqs=1@20,3@29,17@5,1@15 lse=1"}},
       {"ChunkStartsMidPage", {"heads=4:2 d=32 page=16 reqs=9@7,16@23,5@33,1@17"}},
       {"WindowHidesFirstPage",
@@ -135,6 +139,12 @@ const std::vector<Hazard>& hazards() {
       {"PageTailNaN", {"heads=4:2 d=32 page=32 reqs=1@32,2@40,7@0"}},
       {"OutOfWindowNaN", {"heads=4:2 d=16 page=4 window=7 reqs=1@50,6@33", "heads=4:2 d=16 page=64 window=9 reqs=1@50,6@90"}},
       {"TablePastEndHuge", {"heads=4:2 d=16 page=4 reqs=1@3,1@100,2@9"}},
+  };
+}
+
+/// Sizes of heads, groups, pages and rows, and what is done to scores.
+std::vector<Hazard> shapes_and_scores() {
+  return {
       {"QueryLongerThanTile", {"heads=4:2 d=16 page=16 reqs=150@10,65 lse=1", "heads=16:1 d=16 page=16 reqs=33@70"}},
       {"OddHeadDim", sweep("heads=4:2 page=8 reqs=3@9,1@21 lse=1 d=", {1, 7, 24, 80, 120, 192, 256, 512}, "")},
       {"OddGroup", group_sweep()},
@@ -156,6 +166,12 @@ const std::vector<Hazard>& hazards() {
       {"WideHeadsManyKeys",
        {"heads=4:2 d=256 page=16 lse=1 reqs=3@90,1@140,66@3", "heads=2:1 d=200 page=8 window=90 sinks=1 reqs=5@130,1@150"},
        129},
+  };
+}
+
+/// Rows that are not causal, or not at the end of their keys.
+std::vector<Hazard> masks_and_shards() {
+  return {
       // Encoders: every row sees every key. Cross attention: the number of keys has nothing to do with that of rows.
       {"NonCausal",
        {"heads=6:3 d=16 page=8 causal=0 alibi=1 lse=1 reqs=9@12,3:30,1@20",
@@ -180,6 +196,12 @@ const std::vector<Hazard>& hazards() {
       {"HeadOfCacheDropped",
        {"heads=6:3 d=16 page=8 alibi=1 window=33 lse=1 reqs=1@50,9@60/60,30@20 kbegin=1x1000,1x48,1x16",
         "heads=4:2 d=16 page=8 causal=0 kbegin=70000 lse=1 reqs=5@20"}},
+  };
+}
+
+/// Values that are not as long as keys, or lie in the rows of keys; all options at once.
+std::vector<Hazard> rows_of_v() {
+  return {
       // MLA's prefill and absorbed decode, and pairs with a vector's tail on either side.
       {"OwnHeadDimOfV",
        {"heads=4:2 d=24 dv=16 page=8 lse=1 reqs=9@20/24,1@33,70@9", "heads=4:2 d=16 dv=40 page=8 lse=1 reqs=9@20/20,1@100",
@@ -192,6 +214,51 @@ const std::vector<Hazard>& hazards() {
         "heads=4:2 d=24 dv=16 latent=1 page=8 reqs=9@20/24,1@33", "heads=4:2 d=32 latent=1 page=8 lse=1 reqs=9@20,1@33,20@3",
         "heads=20:1 d=576 dv=512 latent=1 page=16 lse=1 reqs=1@70,2@9"}},
       {"EverythingAtOnce", {"heads=6:2 d=48 page=5 cap=8 alibi=1 sinks=1 window=33 lse=1 reqs=40@50/60,1@200,0@7,5@2"}},
+  };
+}
+
+}  // namespace
+
+const std::vector<Hazard>& hazards() {
+  static const std::vector<Hazard> list = [] {
+    std::vector<Hazard> all;
+    for (const auto family : {pages_and_windows, shapes_and_scores, masks_and_shards, rows_of_v})
+      std::ranges::move(family(), std::back_inserter(all));
+    return all;
+  }();
+  return list;
+}
+
+/// Masks that are more than an order and a window: their edges inside tiles and pages, together and alone.
+const std::vector<Hazard>& shape_hazards() {
+  static const std::vector<Hazard> list = {
+      {"Chunks",
+       {"heads=4:2 d=16 page=8 chunk=16 lse=1 reqs=40@50,1@63,1@64,3@20/21",
+        "heads=4:2 d=16 page=4 chunk=7 alibi=1 reqs=70@9,1@100",
+        "heads=6:3 d=32 page=16 chunk=100 lse=1 reqs=120@90,1@299,1@300 kbegin=1x33,1x0,1x7",
+        "heads=4:2 d=16 page=8 chunk=9 causal=0 wright=4 window=6 reqs=30@9,20:3,1@17"}},
+      // Streaming attention keeps the first keys; between them and the window lie pages that may have been freed.
+      {"VisiblePrefix",
+       {"heads=4:2 d=16 page=8 window=9 prefix=4 lse=1 reqs=1@300,40@50,9",
+        "heads=4:2 d=16 page=4 window=5 prefix=1x70,1x3,1x0 "
+        "sinks=1 lse=1 reqs=20@200,1@150,6@9",
+        "heads=6:3 d=48 page=16 window=33 prefix=17 alibi=1 reqs=1@1500,70@90/100",
+        "heads=4:2 d=16 page=8 chunk=32 prefix=5 lse=1 reqs=9@90,1@200 kbegin=1x0,1x2",
+        "heads=4:2 d=16 page=8 window=8 prefix=20 causal=0 wright=3 reqs=30@9,9:70 qbegin=1x0,1x40"}},
+      // Images in a prompt, and prefix LMs.
+      {"Spans",
+       {"heads=4:2 d=16 page=8 spans=0:3-20,0:20-33,1:0-40 lse=1 reqs=50,30@20,1@9",
+        "heads=4:2 d=16 page=4 window=6 spans=0:3-20,0:40-90,2:10-30 lse=1 reqs=80@30,9@3,25@8/9",
+        "heads=6:3 d=32 page=16 window=6 spans=0:3-20,0:40-90,2:10-30 beyond=1 alibi=1 reqs=80@30,9@3,25@8/9",
+        "heads=4:2 d=16 page=8 chunk=16 spans=0:10-40,1:100-130 reqs=60,30@5 kbegin=1x0,1x96",
+        "heads=4:2 d=16 page=8 window=4 prefix=9 spans=0:5-30 lse=1 reqs=40@3,1@50"}},
+      // Draft tokens: random trees, of as many keys as rows, fewer, and more.
+      {"Trees",
+       {"heads=4:2 d=16 page=8 tree=1x9,1x1,1x7,1x0 lse=1 reqs=9@20,1@50,7@3,5@40",
+        "heads=8:2 d=32 page=16 tree=64 alibi=1 lse=1 reqs=64@100,64,70@9",
+        "heads=4:2 d=16 page=4 tree=256 lse=1 reqs=256@9,1@300",
+        "heads=4:2 d=16 page=8 window=9 prefix=3 sinks=1 tree=1x20,1x4 reqs=20@90/91,9@100",
+        "heads=4:2 d=16 page=8 causal=0 tree=1x30,1x12 lse=1 reqs=5@40,20:12"}},
   };
   return list;
 }
@@ -211,13 +278,13 @@ std::vector<Entry> hazard_matrix(bool quick) {
   const std::vector<std::string>& types = type_combinations();
   std::size_t turn = 0;
   std::uint64_t seed = 1;
-  for (const Hazard& hazard : hazards()) {
-    for (const std::string& shape : hazard.shapes)
-      for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
-        const std::string& combination = types[quick ? turn++ % types.size() : i];
-        list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
-      }
-  }
+  for (const std::vector<Hazard>* hazards_of : {&hazards(), &shape_hazards()})
+    for (const Hazard& hazard : *hazards_of)
+      for (const std::string& shape : hazard.shapes)
+        for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
+          const std::string& combination = types[quick ? turn++ % types.size() : i];
+          list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
+        }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
   for (std::vector<Entry>& more :

@@ -99,6 +99,8 @@ inline bool has_own_scales(const Problem& p) { return p.kv_dtype == DType::i8 ||
 
 /// Whether a problem has a request that is not causal, or a q_begin or key_begin (decision 23).
 inline bool has_masks(const Problem& p) { return !p.is_causal_at_end() || p.has_key_begin; }
+/// Drops chunks, prefixes, spans and trees.
+void remove_shapes(Problem& p);
 /// Makes every request causal, with its rows at the end of its keys.
 void remove_masks(Problem& p);
 

@@ -9,6 +9,7 @@
 
 #include "quire/diagnose.hpp"
 #include "quire/faults.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
@@ -192,7 +193,7 @@ bool has_several_elements(const Prepared& p) {
 bool has_unused_entries(const Prepared& p) {
   const std::int64_t size = problem(p).page_size, width = p.c.batch.block_table.shape[1];
   return has_rows(p) &&
-         std::ranges::any_of(problem(p).reqs, [&](const Request& r) { return (r.cached_len + size - 1) / size < width; });
+         std::ranges::any_of(problem(p).reqs, [&](const Request& r) { return semantics::ceil_div(r.cached_len, size) < width; });
 }
 
 bool has_a_tail(const Prepared& p) {

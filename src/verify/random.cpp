@@ -5,6 +5,7 @@
 #include <array>
 #include <random>
 
+#include "semantics/ceil_div.h"
 #include "verify/matrix.h"
 
 namespace quire::verify_detail {
@@ -17,6 +18,8 @@ constexpr std::int64_t kEightBitsOneIn = 8;
 constexpr std::uint64_t kRowTypesStream = 0x8B175;
 constexpr std::int64_t kMasksOneIn = 5;
 constexpr std::uint64_t kMasksStream = 0x3A5C5;
+constexpr std::int64_t kShapesOneIn = 6;
+constexpr std::uint64_t kShapesStream = 0x5BA9E;
 constexpr std::int64_t kOwnVOneIn = 6;
 constexpr std::uint64_t kOwnVStream = 0xD1335;
 constexpr std::int64_t kTokenScalesOneIn = 10;
@@ -113,6 +116,38 @@ void draw_masks(Draw draw, Problem& p) {
   }
 }
 
+/// Up to three spans of a request, ascending, within and around the positions of its keys.
+void draw_spans(Draw& draw, Problem& p, Request& r) {
+  std::int64_t at = r.key_begin + draw.between(0, std::max<std::int64_t>(0, r.first_row()));
+  for (std::int64_t i = draw.between(0, 3); i > 0; --i) {
+    const std::int64_t begin = at + draw.between(0, 9), length = draw.of(std::array<std::int64_t, 4>{1, 3, 17, 70});
+    if (r.num_spans++ == 0) r.first_span = static_cast<std::int64_t>(p.spans.size());
+    p.spans.push_back({begin, begin + length});
+    at = begin + length + draw.between(0, 2);
+  }
+}
+
+/// Draws, in one line of kShapesOneIn, a chunk, a prefix, spans or a tree, alone or together. Masks are drawn before. A random
+/// stream of its own leaves other lines as they are.
+void draw_shapes(Draw draw, Problem& p) {
+  if (!draw.chance(kShapesOneIn)) return;
+  if (draw.chance(3)) p.attention_chunk = draw.of(std::array<std::int64_t, 6>{1, 3, 16, 33, 100, 8192});
+  p.has_prefix = draw.chance(2);
+  p.has_prefix_lens = p.has_prefix && draw.chance(2);
+  p.has_spans = draw.chance(2);
+  p.spans_beyond_window = p.has_spans && draw.chance(2);
+  p.has_tree = draw.chance(2);
+  const std::array<std::int64_t, 6> prefixes{0, 1, 4, 16, 65, 1000};
+  p.prefix_len = p.has_prefix && !p.has_prefix_lens ? draw.of(prefixes) : 0;
+  for (Request& r : p.reqs) {
+    r.prefix_len = p.has_prefix_lens ? draw.of(prefixes) : p.prefix_len;
+    if (p.has_spans) draw_spans(draw, p, r);
+    if (p.has_tree && draw.chance(2))
+      r.tree_len = std::min({draw.of(std::array<std::int64_t, 5>{1, 7, 8, 60, 256}), r.seq_len(),
+                             draw.chance(2) ? std::max<std::int64_t>(r.query_len, 1) : std::int64_t{256}});
+  }
+}
+
 void draw_sizes(Draw& draw, Problem& p) {
   p.num_kv_heads = draw.of(std::array<std::int64_t, 5>{1, 1, 2, 3, 4});
   p.num_q_heads = p.num_kv_heads * draw.of(std::array<std::int64_t, 7>{1, 1, 2, 3, 4, 5, 8});
@@ -120,7 +155,7 @@ void draw_sizes(Draw& draw, Problem& p) {
   p.page_size = draw.of(std::array<std::int64_t, 10>{1, 2, 3, 4, 8, 16, 16, 32, 48, 128});
   if (p.layout == CacheLayout::packed) {
     const std::int64_t x = packed_x(p.kv_dtype);
-    p.head_dim = (p.head_dim + x - 1) / x * x;
+    p.head_dim = semantics::round_up(p.head_dim, x);
   }
 }
 
@@ -207,7 +242,16 @@ void reach_far(Draw& draw, Problem& p) {
 
 }  // namespace
 
+void remove_shapes(Problem& p) {
+  p.attention_chunk.reset();
+  p.has_prefix = p.has_prefix_lens = p.has_spans = p.has_tree = p.spans_beyond_window = false;
+  p.prefix_len = 0;
+  p.spans.clear();
+  for (Request& r : p.reqs) r.prefix_len = r.tree_len = r.first_span = r.num_spans = 0;
+}
+
 void remove_masks(Problem& p) {
+  remove_shapes(p);
   p.causal = true;
   p.has_causal = p.has_q_begin = p.has_key_begin = false;
   p.window_right.reset();
@@ -236,6 +280,7 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   if (asked.empty()) draw_row_types(Draw(seed ^ kRowTypesStream, index), line.problem);
   if (asked.empty()) draw_token_scales(Draw(seed ^ kTokenScalesStream, index), line.problem);
   draw_masks(Draw(seed ^ kMasksStream, index), line.problem);
+  draw_shapes(Draw(seed ^ kShapesStream, index), line.problem);
   if (!reaches_far) draw_own_v(Draw(seed ^ kOwnVStream, index), line);
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);

@@ -38,6 +38,11 @@ constexpr const char* kOptions[] = {"sliding_window",
                                     "q_begin",
                                     "key_begin",
                                     "window_right",
+                                    "attention_chunk",
+                                    "a visible prefix",
+                                    "spans",
+                                    "spans beyond the window",
+                                    "trees",
                                     "a head_dim of V's own",
                                     "V in K's rows"};
 
@@ -88,6 +93,11 @@ void ReachCount::add(const ProblemLine& line) {
                           p.has_q_begin,
                           p.has_key_begin,
                           p.window_right.has_value(),
+                          p.attention_chunk.has_value(),
+                          p.has_prefix,
+                          p.has_spans,
+                          p.spans_beyond_window,
+                          p.has_tree,
                           !p.has_equal_dims(),
                           line.latent};
   static_assert(std::size(present) == std::size(kOptions));

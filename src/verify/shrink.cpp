@@ -100,6 +100,25 @@ void drop_options(Candidates& list, const ProblemLine& line) {
       add(list, line, [&](ProblemLine& l) { l.problem.sliding_window = window; });
 }
 
+void drop_shapes(Candidates& list, const ProblemLine& line) {
+  add(list, line, [](ProblemLine& l) { remove_shapes(l.problem); });
+  add(list, line, [](ProblemLine& l) { l.problem.attention_chunk.reset(); });
+  add(list, line, [](ProblemLine& l) {
+    l.problem.has_prefix = l.problem.has_prefix_lens = false;
+    l.problem.prefix_len = 0;
+    for (Request& r : l.problem.reqs) r.prefix_len = 0;
+  });
+  add(list, line, [](ProblemLine& l) {
+    l.problem.has_spans = l.problem.spans_beyond_window = false;
+    l.problem.spans.clear();
+    for (Request& r : l.problem.reqs) r.first_span = r.num_spans = 0;
+  });
+  add(list, line, [](ProblemLine& l) {
+    l.problem.has_tree = false;
+    for (Request& r : l.problem.reqs) r.tree_len = 0;
+  });
+}
+
 void drop_masks(Candidates& list, const ProblemLine& line) {
   const auto each = [&](auto&& edit) {
     add(list, line, [&](ProblemLine& l) {
@@ -117,6 +136,7 @@ void drop_masks(Candidates& list, const ProblemLine& line) {
       p.causal = r.causal = false;
       p.has_causal = false;
     });
+  if (line.problem.has_shapes()) drop_shapes(list, line);
   each([](Problem& p, Request& r) { p.has_q_begin = false, r.shift = 0; });
   each([](Problem& p, Request& r) { p.has_key_begin = false, r.key_begin = 0; });
   add(list, line, [](ProblemLine& l) { l.problem.window_right.reset(); });

@@ -33,6 +33,30 @@ Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {
   return t;
 }
 
+/// Gives a slice of a request the positions of its rows and keys. Rows may stand before position 0 if the batch has no q_begin:
+/// all positions are raised then, by whole chunks.
+void move_to_positions(Case& one, const Request& req, std::int64_t row_begin, DType dtype) {
+  const std::int64_t first = req.q_begin() + row_begin, chunk = one.options.attention_chunk.value_or(1);
+  const std::int64_t raised = first < 0 ? (-first + chunk - 1) / chunk * chunk : 0;
+  one.batch.q_begin = index_tensor(one, dtype, {first + raised});
+  one.batch.key_begin = index_tensor(one, dtype, {req.key_begin + raised});
+  if (raised == 0) return;
+  if (req.prefix_len > 0) {
+    one.options.prefix_len.reset();
+    one.batch.prefix_lens = index_tensor(one, dtype, {req.prefix_len + raised});
+  }
+  if (!one.batch.spans.present()) return;
+  const Batch before = one.batch;
+  Tensor spans = Tensor::contiguous(one.allocate(static_cast<std::size_t>((req.num_spans + 1) * 2 * itemsize(DType::i64))),
+                                    DType::i64, 1, req.num_spans + 1, 2);
+  for (std::int64_t i = 0; i <= req.num_spans; ++i) {
+    const Span span = i < req.num_spans ? span_of(before, 0, i) : Span{-raised, -raised};
+    static_cast<std::int64_t*>(spans.data)[2 * i] = span.begin + raised;
+    static_cast<std::int64_t*>(spans.data)[2 * i + 1] = span.end + raised;
+  }
+  one.batch.spans = spans;
+}
+
 }  // namespace
 
 std::int64_t query_len(const Batch& batch, std::int64_t r) {
@@ -64,15 +88,18 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   one.batch.block_table = rows_of(b.block_table, r, 1);
   one.batch.causal = rows_of(b.causal, r, 1);
   one.batch.key_begin = rows_of(b.key_begin, r, 1);
+  one.batch.spans = rows_of(b.spans, r, 1);
+  one.batch.prefix_lens = rows_of(b.prefix_lens, r, 1);
+  one.batch.tree_mask = rows_of(b.tree_mask, token, rows);
+  one.batch.tree_lens = rows_of(b.tree_lens, r, 1);
   // If the keys do not end with the chunk's last row, the chunk keeps all keys of the request, and its rows keep their positions.
   const Request req = request_of(b, c.options, r);
-  const bool at_end = req.causal && !b.q_begin.present(), whole = rows == req.query_len;
+  const bool at_end = req.causal && !b.q_begin.present() && req.num_spans == 0, whole = rows == req.query_len;
+  if (at_end && req.tree_len > 0)  // the tree begins at the same key
+    one.batch.tree_lens = index_tensor(one, dtype, {std::max<std::int64_t>(0, req.tree_len - (req.query_len - row_end))});
   if (!at_end) one.batch.seq_lens = index_tensor(one, dtype, {req.seq_len()});
   if (at_end || (whole && !b.q_begin.present())) return one;
-  // Rows may stand before position 0 if the batch has no q_begin; only distances count.
-  const std::int64_t first = std::max<std::int64_t>(0, req.first_row() + row_begin), key = first - req.first_row() - row_begin;
-  one.batch.q_begin = index_tensor(one, dtype, {first});
-  one.batch.key_begin = index_tensor(one, dtype, {key});
+  move_to_positions(one, req, row_begin, dtype);
   return one;
 }
 

@@ -65,12 +65,18 @@ void expect_equal(const Case& a, const Case& b) {
   EXPECT_EQ(a.batch.padding, b.batch.padding);
   EXPECT_EQ(a.options.causal, b.options.causal);
   EXPECT_EQ(a.options.window_right, b.options.window_right);
+  EXPECT_EQ(a.options.attention_chunk, b.options.attention_chunk);
+  EXPECT_EQ(a.options.prefix_len, b.options.prefix_len);
+  EXPECT_EQ(a.options.spans_beyond_window, b.options.spans_beyond_window);
   EXPECT_EQ(a.notes, b.notes);
 }
 
 TEST_F(CaptureFile, RoundTripsEveryTypeLayoutAndOption) {
   for (const char* text :
        {"q=f32 heads=4:2 d=7 page=5 reqs=3@10,0@12,1 window=4 lse=1 seed=1 scale=0.1",
+        "q=f32 heads=4:2 d=8 page=4 reqs=3@10,9,1@7 window=4 chunk=8 spans=0:2-4,0:9-12,1:0-5 beyond=1 prefix=1x2,1x0,1x3 "
+        "tree=3,9,0",
+        "q=f16 heads=4:2 d=8 page=4 reqs=3@10 window=4 prefix=2 index=i64",
         "q=bf16 kv=fp8_e4m3fn heads=8:2 d=64 page=16 reqs=20@33/40,1@64/64 kscale=head vscale=tensor alibi=1 sinks=1 cap=33.3",
         "q=f16 kv=fp8_e4m3fnuz heads=3 d=16 page=1 layout=packed reqs=2@3,1@17 window=1 kscale=tensor vscale=head",
         "q=f16 kv=fp8_e5m2 heads=2:1 d=24 page=8 layout=hnd reqs=3x4@20,2@50 share=2 index=i64 pages=40 seed=9",

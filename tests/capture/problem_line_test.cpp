@@ -307,6 +307,50 @@ TEST(ProblemLine, ReadsMasks) {
   EXPECT_FALSE(all.causal || all.has_causal || all.reqs[0].causal || all.reqs[1].causal);
 }
 
+TEST(ProblemLine, ReadsShapes) {
+  const Problem p =
+      parse_ok(
+          "q=bf16 heads=2 d=8 page=4 chunk=16 prefix=1x3,2x0 spans=0:2-6,0:8-9,2:0-4 beyond=1 tree=1x5,1x0,1x2 reqs=5@20,9,2@9")
+          .problem;
+  EXPECT_FALSE(p.is_causal_at_end());
+  EXPECT_EQ(p.attention_chunk, 16);
+  EXPECT_TRUE(p.has_prefix && p.has_prefix_lens && p.has_spans && p.has_tree && p.spans_beyond_window);
+  EXPECT_EQ(p.reqs[0].prefix_len, 3);
+  EXPECT_EQ(p.reqs[0].tree_len, 5);
+  EXPECT_EQ(p.spans, (std::vector<Span>{{2, 6}, {8, 9}, {0, 4}}));
+  EXPECT_EQ(p.reqs[0].num_spans, 2);
+  EXPECT_EQ(p.reqs[1].num_spans, 0);
+  EXPECT_EQ(p.reqs[2].first_span, 2);
+  const Problem all = parse_ok("q=bf16 heads=2 d=8 page=4 prefix=7 reqs=5@20,1@9").problem;
+  EXPECT_TRUE(all.has_prefix && !all.has_prefix_lens);
+  EXPECT_EQ(all.reqs[1].prefix_len, 7);
+}
+
+TEST(ProblemLine, ShapesRoundTrip) {
+  for (const char* shapes : {"chunk=1 reqs=5@20", "prefix=0 reqs=3", "prefix=1x0,1x9 reqs=3,4@9", "spans=none reqs=3",
+                             "spans=0:0-3 reqs=3,4", "spans=1:4-5,1:5-70000 beyond=1 reqs=3,4", "tree=3 reqs=2x3@9",
+                             "tree=1x0,1x4 reqs=3,4@9", "beyond=1 reqs=3", "tree=0 prefix=2 chunk=9 spans=0:1-2 reqs=1@9"})
+    expect_round_trip(std::string("q=bf16 heads=2 d=8 page=4 seed=3 ") + shapes);
+}
+
+TEST(ProblemLine, MalformedShapesAreNamed) {
+  const std::pair<const char*, const char*> wrong[] = {{"chunk=0 reqs=3", "the number of tokens of a chunk"},
+                                                       {"prefix=-1 reqs=3", "an integer in [0,"},
+                                                       {"spans=0:3-3 reqs=3", "ascending and disjoint"},
+                                                       {"spans=0:3-6,0:5-9 reqs=3", "ascending and disjoint"},
+                                                       {"spans=1:0-2 reqs=3", "ascending and disjoint"},
+                                                       {"spans=1:0-2,0:0-2 reqs=3,3", "ascending and disjoint"},
+                                                       {"spans=0-2 reqs=3", "request:begin-end"},
+                                                       {"tree=4 reqs=3", "at most the keys of request 0, 3"},
+                                                       {"tree=257 reqs=300", "an integer in [0, 256]"},
+                                                       {"attention_chunk_size=8 reqs=3", "did you mean chunk=?"}};
+  for (const auto& [shapes, text] : wrong) {
+    const Result<ProblemLine> line = parse_problem_line(std::string("q=bf16 heads=2 d=8 page=4 ") + shapes);
+    ASSERT_FALSE(line.ok()) << shapes;
+    EXPECT_THAT(line.status().message(), HasSubstr(text)) << shapes;
+  }
+}
+
 TEST(ProblemLine, MasksRoundTrip) {
   for (const char* masks : {"causal=0 reqs=5@20,8:3", "causal=0 wright=0 window=4 reqs=3", "causal=1x0 reqs=3",
                             "causal=1,0 reqs=3,4@9", "causal=1 reqs=3", "kbegin=70000 reqs=3@9/9",

@@ -6,6 +6,7 @@
 
 #include "quire/cascade.hpp"
 #include "quire/distributed.hpp"
+#include "quire/sparse.hpp"
 
 namespace quire::test {
 namespace {
@@ -588,6 +589,56 @@ void add_mask_cases(Cases& cases) {
                    [](B& b) { b.seq_lens[2] = 1; }));
 }
 
+/// broken_batch() with spans, prefix_lens, tree_mask and tree_lens.
+template <typename Edit>
+BrokenCase broken_shapes(const char* rule, const char* message, Edit edit) {
+  return broken_batch(rule, message, [edit](B& b) {
+    b.ask_for_shapes();
+    edit(b);
+  });
+}
+
+void add_shape_cases(Cases& cases) {
+  const auto add = [&](const char* rule, const char* message, auto edit) { cases.push_back(broken_shapes(rule, message, edit)); };
+  add("Q-V01", "Q-V01 attention_chunk: 0, expected >= 1, or absent for no chunks", [](B& b) { b.options.attention_chunk = 0; });
+  cases.push_back(broken_batch("Q-V02", "Q-V02 prefix_len: -1, expected >= 0, or absent for no prefix",
+                               [](B& b) { b.options.prefix_len = -1; }));
+  add("Q-V03", "Q-V03 prefix_len: options.prefix_len beside batch.prefix_lens, expected one of the two",
+      [](B& b) { b.options.prefix_len = 4; });
+  add("Q-V04", "Q-V04 spans: shape [8, 2], expected [4, max_spans, 2]",
+      [](B& b) { b.batch.spans = Tensor::contiguous(b.spans.data(), DType::i32, 8, 2); });
+  add("Q-V04", "Q-V04 spans: shape [2, 4, 2], expected [4, max_spans, 2]",
+      [](B& b) { b.batch.spans = Tensor::contiguous(b.spans.data(), DType::i32, 2, 4, 2); });
+  add("Q-V05", "Q-V05 tree_lens: absent, expected given beside tree_mask", [](B& b) { b.batch.tree_lens = {}; });
+  add("Q-V05", "Q-V05 tree_mask: u8 [3, 2], expected u8 [6, 1 to 32]",
+      [](B& b) { b.batch.tree_mask = Tensor::contiguous(b.tree_mask.data(), DType::u8, 3, 2); });
+  add("Q-V06",
+      "Q-V06 spans[0][1]: [5, 7), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[2] = 5; });
+  add("Q-V06",
+      "Q-V06 spans[1][1]: [3, 5), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[6] = 3, b.spans[7] = 5; });
+  add("Q-V06",
+      "Q-V06 spans[0][0]: [2, 1), expected 0 <= begin <= end <= 2^31 - 1, behind the span before, and empty after an "
+      "empty one",
+      [](B& b) { b.spans[1] = 1; });
+  add("Q-V07", "Q-V07 prefix_lens[1]: -4, expected >= 0", [](B& b) { b.prefix_lens[1] = -4; });
+  add("Q-V08", "Q-V08 tree_lens[2]: 3, expected in [0, 8]: the bits of a row, and at most seq_len = 2",
+      [](B& b) { b.tree_lens[2] = 3; });
+  add("Q-V08", "Q-V08 tree_lens[1]: 9, expected in [0, 8]: the bits of a row, and at most seq_len = 17",
+      [](B& b) { b.tree_lens[1] = 9; });
+  add("Q-V09",
+      "Q-V09 tree_mask[5]: bit 1 is 0, expected 1: the row's own key (bit b of a row is bit b % 8, counted from the "
+      "lowest, of byte b / 8)",
+      [](B& b) { b.tree_mask[5] = 1; });
+  add("Q-V10", "Q-V10 tree_mask[4]: bit 1 is 1, expected 0 behind bit 0, the row's own key, in a causal request",
+      [](B& b) { b.tree_mask[4] = 3; });
+  add("Q-M27", "Q-M27 spans: dtype f32, expected i32 or i64", [](B& b) { b.batch.spans.dtype = DType::f32; });
+  add("Q-M29", "Q-M29 tree_lens: shape [3], expected [4] = [num_reqs]", [](B& b) { b.batch.tree_lens.shape[0] = 3; });
+}
+
 void add_merge_cases(Cases& cases) {
   cases.push_back(
       broken_merge("Q-G01", "Q-G01 out_b: shape [2, 4, 8], expected [3, 4, 8] as out_a", [](M& m) { m.out_b.shape[0] = 2; }));
@@ -667,6 +718,18 @@ void add_shard_cases(Cases& cases) {
                                [slots] { return slots(71, 72); }));
   cases.push_back(broken_shard("Q-D06", "Q-D06 slot_mapping[2]: -1 for position 2, expected a slot, because rank 0 holds it",
                                [slots] { return slots(-1, -1); }));
+  cases.push_back(broken_shard("Q-D07",
+                               "Q-D07 sliding_window: 4096, expected absent in a ring: it hides a part of another rank's block",
+                               [] { return check_prompts(Options{.sliding_window = 4096}, /*ring=*/true); }));
+  cases.push_back(broken_shard("Q-D07", "Q-D07 causal: false, expected true",
+                               [] { return check_prompts(Options{.causal = false}, /*ring=*/false); }));
+  cases.push_back(broken_shard("Q-D07", "Q-D07 window_right: 3, expected absent: rows see no later key",
+                               [] { return check_prompts(Options{.window_right = 3}, /*ring=*/false); }));
+  cases.push_back(broken_shard(
+      "Q-D07", "Q-D07 alibi_slopes: given, expected absent in a ring: a block's distance to the rows is in no call", [] {
+        static float slopes[] = {0.5F};
+        return check_prompts(Options{.alibi_slopes = Tensor::contiguous(slopes, DType::f32, 1)}, /*ring=*/true);
+      }));
 }
 
 /// Three requests of 20 keys of context in pages of four, whose first three pages are the same.
@@ -699,6 +762,80 @@ void add_prefix_cases(Cases& cases) {
       {{2, 3, 0, 2}}, true);
 }
 
+template <typename Mutate>
+BrokenCase broken_lists(std::string rule, std::string message, Mutate mutate) {
+  return broken_shard(std::move(rule), std::move(message), [mutate] {
+    SmallLists l;
+    mutate(l);
+    return l.check();
+  });
+}
+
+void add_list_shape_cases(Cases& cases) {
+  using L = SmallLists;
+  const auto add = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back(broken_lists(std::move(rule), std::move(message), mutate));
+  };
+  add("Q-M01", "Q-M01 ids: absent, expected a tensor", [](L& l) { l.lists.ids = Tensor{}; });
+  add("Q-M27", "Q-M27 ids: dtype f32, expected i32 or i64", [](L& l) { l.lists.ids.dtype = DType::f32; });
+  add("Q-T06", "Q-T06 seq_lens[1]: -1, expected at least query_len = 1", [](L& l) { l.small.seq_lens[1] = -1; });
+  add("Q-K01",
+      "Q-K01 ids: shape [4, 4], expected [6, width] or [6, 2, width] = [num_tokens, num_kv_heads, width] (lists of rows)",
+      [](L& l) { l.lists.ids.shape[0] = 4; });
+  add("Q-K01",
+      "Q-K01 ids: shape [6, 4], expected [4, width] or [4, 2, width] = [num_reqs, num_kv_heads, width] (lists of requests)",
+      [](L& l) { l.lists.owner = ListOwner::request; });
+  add("Q-K01", "Q-K01 unit: 7, expected page (0) or slot (1)", [](L& l) { l.lists.unit = static_cast<ListUnit>(7); });
+  add("Q-K01", "Q-K01 owner: -1, expected request (0) or row (1)", [](L& l) { l.lists.owner = static_cast<ListOwner>(-1); });
+  add("Q-K02", "Q-K02 num_keys: absent, expected num_keys beside pages", [](L& l) {
+    l.list_pages();
+    l.lists.num_keys = Tensor{};
+  });
+  add("Q-K02", "Q-K02 num_keys: shape [3], expected [4]", [](L& l) {
+    l.list_pages();
+    l.lists.num_keys.shape[0] = 3;
+  });
+  add("Q-K03", "Q-K03 sliding_window: given beside key lists, expected absent", [](L& l) { l.small.options.sliding_window = 9; });
+  add("Q-K03", "Q-K03 cached_lens: given beside key lists, expected absent", [](L& l) {
+    l.small.cached_lens[2] = 2;
+    l.small.batch.cached_lens = Tensor::contiguous(l.small.cached_lens.data(), DType::i32, L::kEntries);
+  });
+  add("Q-K04", "Q-K04 cache.k: layout nhd under lists of slots, expected nhd or hnd, with K and V alike from token to token",
+      [](L& l) { l.small.cache.v.stride[1] /= 2; });
+  add("Q-K05", "Q-K05 row_starts: shape [4], expected [7] = [num_tokens + 1]",
+      [](L& l) { l.lists.row_starts = Tensor::contiguous(l.num_keys.data(), DType::i32, 4); });
+}
+
+void add_list_entry_cases(Cases& cases) {
+  using L = SmallLists;
+  const auto add = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back(broken_lists(std::move(rule), std::move(message), mutate));
+  };
+  const auto add_pages = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back(broken_lists(std::move(rule), std::move(message), [mutate](L& l) {
+      l.list_pages();
+      mutate(l);
+    }));
+  };
+  add("Q-K06", "Q-K06 ids[1][3]: slot 10, expected negative, as entry 2 in front of it",
+      [](L& l) { l.ids[6] = -1, l.ids[7] = 10; });
+  add_pages("Q-K06", "Q-K06 num_keys[1]: 17 outside [0, 16]", [](L& l) { l.num_keys[1] = 17; });
+  add_pages("Q-K06", "Q-K06 num_keys[0]: -3 outside [0, 16]", [](L& l) { l.num_keys[0] = -3; });
+  add("Q-K07", "Q-K07 ids[3][1]: slot 64 outside [0, 64)", [](L& l) { l.ids[13] = 64; });
+  add_pages("Q-K07", "Q-K07 ids[1][0]: page -1 outside [0, 16)", [](L& l) { l.ids[4] = -1; });
+  add("Q-K08", "Q-K08 ids[1][2]: slot 14, expected another than entry 0", [](L& l) { l.ids[6] = 14; });
+  add("Q-K09", "Q-K09 ids[4][0]: slot 20, expected a slot with one of the 1 keys of request 2 that this row sees",
+      [](L& l) { l.ids[16] = 20; });
+  add("Q-K09", "Q-K09 ids[0][1]: slot 14, expected a slot with one of the 6 keys of request 0 that this row sees, not its key 6",
+      [](L& l) { l.ids[1] = 14; });
+  add_pages("Q-K09", "Q-K09 ids[2][0]: page 9, expected a page with one of the 1 keys of request 2 that its every row sees",
+            [](L& l) { l.ids[8] = 9; });
+  add_pages("Q-K10", "Q-K10 ids[0][0]: page 3, of which 2 keys are visible, expected the last entry in use, [1]",
+            [](L& l) { std::swap(l.ids[0], l.ids[1]); });
+  add_pages("Q-K10", "Q-K10 ids[0][1]: page 3, of which 2 keys are visible, expected num_keys at most 6, not 7",
+            [](L& l) { l.num_keys[0] = 7; });
+}
+
 }  // namespace
 
 const std::vector<BrokenCase>& broken_cases() {
@@ -714,6 +851,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_token_scale_cases(all);
     add_padding_cases(all);
     add_mask_cases(all);
+    add_shape_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);
     add_halves_cases(all);
@@ -726,6 +864,8 @@ const std::vector<BrokenCase>& broken_cases() {
     add_stack_cases(all);
     add_shard_cases(all);
     add_prefix_cases(all);
+    add_list_shape_cases(all);
+    add_list_entry_cases(all);
     return all;
   }();
   return cases;

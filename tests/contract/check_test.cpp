@@ -525,6 +525,48 @@ TEST(Hostile, IndexValuesAtTheEdgeOfInt64) {
   }
 }
 
+TEST(Hostile, ExtremeNumbersInKeyLists) {
+  const std::int64_t extremes[] = {INT64_MIN, -1, 0, 1, INT64_MAX, std::int64_t{1} << 31, std::int64_t{1} << 62};
+  Tensor* (*const pick[])(SmallLists&) = {[](SmallLists& l) { return &l.lists.ids; },
+                                          [](SmallLists& l) { return &l.lists.num_keys; }};
+  for (auto* which : pick)
+    for (const std::int64_t extreme : extremes) {
+      SmallLists l;
+      l.list_pages();
+      Tensor* const t = which(l);
+      const Tensor sound = *t;
+      t->shape[0] = extreme;
+      EXPECT_FALSE(l.check().ok());
+      *t = sound;
+      t->stride[0] = extreme;
+      const Findings by_stride = l.metadata();
+      EXPECT_TRUE(!by_stride.ok() || (extreme != INT64_MIN && extreme != INT64_MAX));
+      *t = sound;
+      t->rank = static_cast<int>(extreme);
+      EXPECT_FALSE(extreme != 1 && l.check().ok());
+    }
+  for (const std::int64_t extreme : {INT64_MIN, INT64_MIN + 1, INT64_MAX - 1, INT64_MAX})
+    for (const bool in_ids : {false, true}) {
+      SmallLists l;
+      l.list_pages();
+      std::vector<std::int64_t> ids(l.ids.begin(), l.ids.end()), num_keys(l.num_keys.begin(), l.num_keys.end());
+      l.lists.ids = Tensor::contiguous(ids.data(), DType::i64, 4, 4);
+      l.lists.num_keys = Tensor::contiguous(num_keys.data(), DType::i64, 4);
+      EXPECT_TRUE(l.check().ok());
+      (in_ids ? ids[0] : num_keys[0]) = extreme;
+      EXPECT_FALSE(l.check().ok());
+    }
+}
+
+TEST(Hostile, ABroadcastListOfManyEntriesCostsNoMemory) {
+  SmallLists l;
+  l.lists.ids.shape[1] = std::numeric_limits<std::int32_t>::max() / 1024;
+  l.lists.ids.stride[1] = 0;
+  const Findings findings = l.check();
+  EXPECT_GT(findings.total, 1000);
+  EXPECT_EQ(findings.items.front().rule, "Q-K08");
+}
+
 TEST(Hostile, ABroadcastClaimOfManyRowsCostsNoMemory) {
   SmallBatch b;
   float row[8] = {};

@@ -29,6 +29,8 @@ constexpr Family kFamilies[] = {
     {'G', "Merge", "The arguments of `check_merge()` and `check_merge_many()`."},
     {'D', "Distributed", "Shards, by `check_shard()`, and what ranks say about one step, by `check_ranks()` (distributed.hpp)."},
     {'P', "Prefixes", "Runs of shared pages that a caller names, by `check_shared_runs()` (cascade.hpp)."},
+    {'K', "Key lists", "The pages or slots that rows see, by `check_sparse()` (sparse.hpp)."},
+    {'V', "Visibility", "Chunks, spans, prefixes and trees: masks that are more than an order and a window."},
 };
 
 constexpr const char* kIntro = R"(# The contract

@@ -5,8 +5,10 @@
 // Data is N(0,1). Everything that must not be read is poisoned: cache slots with NaN, table entries with a huge page id.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "quire/contract.hpp"
+#include "quire/sparse.hpp"
 
 namespace quire::test {
 
@@ -33,6 +36,9 @@ class SmallBatch {
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
   std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
   std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
+  /// Not in the batch until ask_for_shapes(): request 0 has spans, 1 a prefix, 2 a tree of its two rows.
+  std::vector<std::int32_t> spans{2, 6, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, prefix_lens{0, 4, 0, 0}, tree_lens{0, 0, 2, 0};
+  std::vector<std::uint8_t> tree_mask{0, 0, 0, 0, 1, 2};
   std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
   std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
@@ -88,6 +94,13 @@ class SmallBatch {
     batch.causal = Tensor::contiguous(causal.data(), DType::u8, kReqs);
     batch.q_begin = Tensor::contiguous(q_begin.data(), DType::i32, kReqs);
     batch.key_begin = Tensor::contiguous(key_begin.data(), DType::i32, kReqs);
+  }
+  /// spans, prefix_lens, tree_mask and tree_lens: the second row of request 2 does not see the first.
+  void ask_for_shapes() {
+    batch.spans = Tensor::contiguous(spans.data(), DType::i32, kReqs, 2, 2);
+    batch.prefix_lens = Tensor::contiguous(prefix_lens.data(), DType::i32, kReqs);
+    batch.tree_mask = Tensor::contiguous(tree_mask.data(), DType::u8, kTokens, 1);
+    batch.tree_lens = Tensor::contiguous(tree_lens.data(), DType::i32, kReqs);
   }
   /// A cache of i8 whose tokens have scales of their own: those of slots that hold a token; the others are NaN.
   void ask_for_token_scales() {
@@ -164,6 +177,35 @@ class SmallBatch {
     std::copy(data.begin() + row, data.end(), v.begin() + slot * row);
     ledger.record(slot, tag);
   }
+};
+
+/// The small batch with nothing but cached keys, and lists of slots for its rows, or of pages for its requests.
+class SmallLists {
+ public:
+  static constexpr std::int64_t kEntries = 4;
+  SmallBatch small;
+  std::vector<std::int32_t> ids{8, 13, -1, -1, 14, 8, 9, -1, 15, -1, -1, -1, 36, 20, -1, -1, 40, -1, -1, -1, 41, 40, -1, -1};
+  std::vector<std::int32_t> num_keys{6, 5, 1, 0, 0, 0};
+  KeyLists lists;
+
+  SmallLists() {
+    small.batch.key = small.batch.value = small.batch.cached_lens = Tensor{};
+    small.options.sliding_window.reset();
+    small.options.alibi_slopes = Tensor{};
+    small.block_table[6] = 5, small.block_table[7] = 6, small.block_table[12] = 10;
+    lists.ids = Tensor::contiguous(ids.data(), DType::i32, SmallBatch::kTokens, kEntries);
+  }
+  SmallLists(const SmallLists&) = delete;
+  /// Request 0 sees its two pages, of which every row sees 6 keys; request 1 its first and its last page; request 2 one key.
+  void list_pages() {
+    const std::int32_t pages[] = {2, 3, -1, -1, 5, 9, -1, -1, 10, -1, -1, -1, -1, -1, -1, -1};
+    std::copy(std::begin(pages), std::end(pages), ids.begin());
+    lists.unit = ListUnit::page, lists.owner = ListOwner::request;
+    lists.ids.shape[0] = SmallBatch::kReqs;
+    lists.num_keys = Tensor::contiguous(num_keys.data(), DType::i32, SmallBatch::kReqs);
+  }
+  Findings check() const { return check_sparse(small.batch, small.cache, small.options, lists); }
+  Findings metadata() const { return check_sparse(small.batch, small.cache, small.options, lists, Depth::metadata); }
 };
 
 /// Two partial results of 3 rows, and a place for their union.

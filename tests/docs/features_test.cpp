@@ -46,6 +46,11 @@ constexpr Feature kFeatures[] = {
     {"causal by request", "q=bf16 heads=32:8 d=128 page=16 causal=1,0 reqs=16@400,90@20"},
     {"not causal, window on both sides", "q=bf16 heads=32:8 d=128 page=16 causal=0 window=64 wright=64 reqs=64@960"},
     {"positions of rows and keys as data", "q=bf16 heads=32:8 d=128 page=16 reqs=20:2048 kbegin=2048 qbegin=4076"},
+    {"chunked local attention", "q=bf16 heads=32:8 d=128 page=16 chunk=512" QUIRE_ROWS},
+    {"always visible first keys, prompt visible behind a window",
+     "q=bf16 heads=32:8 d=128 page=16 window=512 prefix=4" QUIRE_ROWS},
+    {"bidirectional spans, prefix LM", "q=bf16 heads=32:8 d=128 page=16 spans=4:0-128,4:970-1000" QUIRE_ROWS},
+    {"tree masks of draft tokens", "q=bf16 heads=32:8 d=128 page=16 tree=64 reqs=4x64@960"},
     {"V of another head_dim (192, 128)", "q=bf16 heads=32:8 d=192 dv=128 page=16" QUIRE_ROWS},
     {"absorbed MLA (576, 512)", "q=bf16 heads=128:1 d=576 dv=512 page=64 latent=1" QUIRE_ROWS},
 };

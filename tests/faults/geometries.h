@@ -76,6 +76,36 @@ inline const std::vector<Geometry>& masked_geometries() {
   return list;
 }
 
+/// Geometries with chunks, prefixes, spans and trees. Faults of the family "shapes" show on no other geometries.
+inline const std::vector<Geometry>& shaped_geometries() {
+  static const std::vector<Geometry> list = {
+      {"ChunkOfShard", "q=f32 heads=4:2 d=16 page=8 chunk=16 lse=1 reqs=30@40,1@70,5@20 kbegin=1x5,1x9,1x0 pages=300 seed=40"},
+      {"ChunkWindow",
+       "q=bf16 heads=6:2 d=24 page=5 layout=hnd chunk=20 window=30 kbegin=1x3,1x11 reqs=40@20,3@90 pages=300 seed=41"},
+      {"ChunkFp8", "q=f16 kv=fp8_e4m3fn heads=4:1 d=32 page=16 chunk=33 kbegin=1x8,1x4 kscale=head reqs=50@30,9@70 seed=42"},
+      {"StreamingSinks",
+       "q=f32 heads=4:2 d=16 page=8 window=9 prefix=1x4,1x7,1x5 kbegin=1x2,1x0,1x3 lse=1 reqs=30@40,1@90,12 pages=300 seed=43"},
+      {"PromptPrefix",
+       "q=bf16 heads=6:2 d=24 page=5 layout=hnd window=6 prefix=1x30,1x11 kbegin=1x4,1x7 reqs=20@25,40@3 pages=300 seed=44"},
+      {"PrefixChunk",
+       "q=f16 heads=4:1 d=32 page=16 layout=packed chunk=16 prefix=1x3,1x9,1x6 kbegin=1x1,1x2,1x0 reqs=40@20,30,1@50 seed=45"},
+      {"Images",
+       "q=f32 heads=4:2 d=16 page=8 window=7 spans=0:3-20,0:30-50,1:5-16,2:0-9,2:12-30 lse=1 reqs=40@20,30,25@8 pages=300 "
+       "seed=46"},
+      {"ImagesBeyond",
+       "q=bf16 heads=6:2 d=24 page=5 layout=hnd window=5 beyond=1 spans=0:3-20,0:30-50,1:5-16,1:20-28 reqs=40@20,30 pages=300 "
+       "seed=47"},
+      {"ImagesOfShard",
+       "q=f16 heads=4:1 d=32 page=16 layout=packed window=9 spans=0:3-20,0:24-50,1:9-31,1:33-60 kbegin=1x2,1x4 reqs=50@4,60 "
+       "seed=48"},
+      {"Trees", "q=f32 heads=4:2 d=16 page=8 tree=1x20,1x12,1x30 lse=1 reqs=20@40,12@9,30@3 pages=300 seed=49"},
+      {"TreesBf16", "q=bf16 heads=6:2 d=24 page=5 layout=hnd alibi=1 tree=1x24,1x17 reqs=24@20,17@30 pages=300 seed=50"},
+      {"TreesWindow",
+       "q=f16 heads=4:1 d=32 page=16 layout=packed window=30 prefix=2 tree=1x16,1x40,1x9 reqs=16@50,40@9,9@20 seed=51"},
+  };
+  return list;
+}
+
 /// Geometries with a V of its own head_dim, or in K's rows (MLA), for faults that show on no others.
 inline const std::vector<Geometry>& own_v_geometries() {
   static const std::vector<Geometry> list = {
@@ -111,6 +141,7 @@ inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
   all.insert(all.end(), own_v_geometries().begin(), own_v_geometries().end());
+  all.insert(all.end(), shaped_geometries().begin(), shaped_geometries().end());
   all.insert(all.end(), token_scale_geometries().begin(), token_scale_geometries().end());
   return all;
 }

@@ -57,6 +57,29 @@ inline constexpr const char* kMasksToBreak =
     "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=20 lse=1 index=i64 reqs=3:21,5:0,2@4/5,1:37 causal=1x1,1x0,1x1,1x0 "
     "kbegin=1x16,1x0,1x8,1x3 qbegin=1x20,1x9,1x12,1x60";
 
+/// Line of a sound batch in which shape_mutations() breaks the rules of spans, prefixes and trees that kernels check.
+inline constexpr const char* kShapesToBreak =
+    "q=f32 kv=f32 layout=nhd heads=4:2 d=8 page=8 window=6 lse=1 index=i64 reqs=3@30,5@4,2@20 prefix=1x9,1x0,1x3 "
+    "spans=0:2-9,0:12-20,1:0-7 tree=1x0,1x5,1x4";
+
+inline std::vector<Mutation> shape_mutations() {
+  const auto index = [](Tensor Batch::* tensor, std::int64_t at, std::int64_t value) {
+    return [=](Case& c) { static_cast<std::int64_t*>((c.batch.*tensor).data)[at] = value; };
+  };
+  return {
+      {"Q-V06", index(&Batch::spans, 2, 8)},
+      {"Q-V06", index(&Batch::spans, 1, 1)},
+      {"Q-V06", index(&Batch::spans, 0, -1)},
+      {"Q-V06", index(&Batch::spans, 3, std::int64_t{1} << 31)},
+      {"Q-V06", index(&Batch::spans, 15, 3)},
+      {"Q-V07", index(&Batch::prefix_lens, 0, -1)},
+      {"Q-V08", index(&Batch::tree_lens, 2, -1)},
+      {"Q-V08", index(&Batch::tree_lens, 1, 10)},
+      {"Q-V08", index(&Batch::tree_lens, 0, std::int64_t{1} << 40)},
+      {"Q-T03", index(&Batch::block_table, 0, 100000)},
+  };
+}
+
 inline std::vector<Mutation> mask_mutations() {
   const auto index = [](Tensor Batch::* tensor, std::int64_t at, std::int64_t value) {
     return [=](Case& c) { static_cast<std::int64_t*>((c.batch.*tensor).data)[at] = value; };

@@ -54,7 +54,7 @@ void expect_each_key_once(const List& list, const Request& r, std::int32_t part_
   const std::int64_t rows = r.query_len * list.group;
   const bool taken = rows > list.min_rows && rows <= list.max_rows;
   const Int tiles = list.tiling<Int>().tiles(Int(r.query_len));
-  ASSERT_EQ(tiles, taken ? ceil_div(rows, list.tile_rows) : 0);
+  ASSERT_EQ(tiles, taken ? semantics::ceil_div(rows, list.tile_rows) : 0);
   for (Int t = 0; t < tiles; ++t) {
     const Tile<Int> tile = list.tile<Int>(r, tiles - 1 - t);
     ASSERT_EQ(tile.row_begin, t * list.tile_rows);
@@ -73,7 +73,7 @@ void expect_each_key_once(const List& list, const Request& r, std::int32_t part_
         ASSERT_TRUE(at == tile.key_begin || at % list.split_keys == 0);
         ASSERT_LE(part.end, (part.begin / list.split_keys + 1) * list.split_keys);
       } else {
-        ASSERT_LE(ceil_div(part.end - part.begin, list.tile_keys), part_tiles);
+        ASSERT_LE(semantics::ceil_div<std::int64_t>(part.end - part.begin, list.tile_keys), part_tiles);
       }
       at = part.end;
     }
@@ -120,7 +120,8 @@ TEST(Cuts, PartsOfOneTileAreAsEqualAsTilesAllow) {
     for (std::int32_t part_tiles = 1; part_tiles <= 61; ++part_tiles) {
       const List list{.tile_keys = 4};
       const auto parts = parts_of_tile<std::int32_t>(list, {0, 1, 0, key_tiles * 4}, part_tiles);
-      ASSERT_LE(static_cast<std::int64_t>(parts.size()), ceil_div(key_tiles, part_tiles)) << "no more parts than were asked for";
+      ASSERT_LE(static_cast<std::int64_t>(parts.size()), semantics::ceil_div(key_tiles, part_tiles))
+          << "no more parts than were asked for";
       for (std::size_t p = 1; p + 1 < parts.size(); ++p) ASSERT_EQ(parts[p].end - parts[p].begin, parts[0].end - parts[0].begin);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shares of src/schedule (Stream-K), walked as the blocks of a device walk them, in 32 bits: every key tile of every row in
-// one piece of one block, parts of a segment in places of their own, and no place beyond the capacities of a plan.
+// one piece of one block, partial results of a segment's parts apart, and none beyond the capacities of a plan.
 #include "schedule/shares.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ struct Case {
   std::int64_t heads = 1, group = 1, window = 0, tile_rows = 8, max_rows = 8, split_keys = 0;
   std::int64_t blocks = 1;
   Rounding<std::int64_t> rounding;
-  int of_entry = 1;  ///< a first place is known of every so many requests
+  int of_entry = 1;  ///< the first iteration is known of every so many requests
 
   std::int64_t num_tokens() const {
     std::int64_t sum = 0;
@@ -83,7 +83,7 @@ struct Case {
 
 /// A piece with all that a block knows of it.
 struct Found {
-  std::int64_t block, req, kv_head, row_begin, row_end, first, end, part, count, counter, place;
+  std::int64_t block, req, kv_head, row_begin, row_end, first, end, part, count, counter, partial;
   bool operator==(const Found&) const = default;
 };
 
@@ -91,18 +91,18 @@ struct Found {
 template <class Int, bool kSlices, bool kFresh>
 std::vector<Found> walk(const Case& c) {
   const ShareArgs<Int> args = c.args<Int>();
-  const Places<ShareArgs<Int>, kSlices> places(args, Int(c.blocks));
+  const Iterations<ShareArgs<Int>, kSlices> iterations(args, Int(c.blocks));
   const Requests<Int> requests{c.batch};
   std::vector<Int> begin;
   Int all = 0;
   for (Int r = 0; r < args.num_reqs; ++r) {
     if (r % c.of_entry == 0) begin.push_back(all);
     const auto n = requests.lengths(r);
-    all += places.of_head(n.query_len, n.context_len) * args.num_kv_heads;
+    all += iterations.of_head(n.query_len, n.context_len) * args.num_kv_heads;
   }
-  const Int share = share_of<Int>(all, places.segments(), Int(c.blocks), {Int(c.rounding.least), Int(c.rounding.whole)});
-  const auto find = [&](Int place) -> RowEntry<Int> {
-    const int entry = last_at_or_below(begin.data(), static_cast<int>(begin.size()), place);
+  const Int share = share_of<Int>(all, iterations.segments(), Int(c.blocks), {Int(c.rounding.least), Int(c.rounding.whole)});
+  const auto find = [&](Int iteration) -> WorkEntry<Int> {
+    const int entry = last_at_or_below(begin.data(), static_cast<int>(begin.size()), iteration);
     return {Int(entry * c.of_entry), begin[static_cast<std::size_t>(entry)]};
   };
   std::vector<Found> found;
@@ -111,14 +111,14 @@ std::vector<Found> walk(const Case& c) {
       const auto& slice = pieces.slice();
       const Parts<Int> parts = pieces.parts_of(piece);
       found.push_back({block, pieces.req(), pieces.kv_head(), slice.row_begin, slice.row_end, piece.first, piece.end, parts.part,
-                       parts.count, parts.counter, parts.place(parts.part)});
+                       parts.count, parts.counter, parts.partial(parts.part)});
     }
   };
   using Walk = Pieces<ShareArgs<Int>, kSlices, Requests<Int>>;
-  Walk going(places, requests, all, share, 0, find);
+  Walk going(iterations, requests, all, share, 0, find);
   for (Int block = 0; block < c.blocks; ++block) {
     if (kFresh) {
-      Walk pieces(places, requests, all, share, block, find);
+      Walk pieces(iterations, requests, all, share, block, find);
       collect(pieces, block);
     } else {
       going.begin_share(block, all);
@@ -172,7 +172,7 @@ std::string judge(const Case& c, const std::vector<Found>& found) {
   for (const Found& p : found) by_segment[{p.req, p.kv_head, p.row_begin}].push_back(p);
   if (by_segment.size() != expected.size()) return "a segment too many or too few";
   const Capacities room = c.room();
-  std::set<std::int64_t> counters, places;
+  std::set<std::int64_t> counters, partials;
   std::map<std::int64_t, int> partials_of_block;
   for (const auto& [key, tiles] : expected) {
     const std::vector<Found>& pieces = by_segment[key];
@@ -181,9 +181,9 @@ std::string judge(const Case& c, const std::vector<Found>& found) {
     if (!counters.insert(pieces[0].counter).second) return "two segments with one counter";
     if (pieces[0].counter < 0 || pieces[0].counter >= room.merges * c.heads) return "a counter beyond the capacity";
     for (const Found& p : pieces) {
-      if (!places.insert(p.place).second) return "two parts in one place";
-      if (p.place < 0 || p.place >= room.partials) return "a place beyond the capacity";
-      if (c.split_keys == 0 && ++partials_of_block[p.block] > kPlacesOfBlock) return "more than two partial results in a block";
+      if (!partials.insert(p.partial).second) return "two parts in one partial result";
+      if (p.partial < 0 || p.partial >= room.partials) return "a partial result beyond the capacity";
+      if (c.split_keys == 0 && ++partials_of_block[p.block] > kPartialsOfBlock) return "more than two partial results in a block";
     }
   }
   return "";
@@ -243,7 +243,7 @@ TEST(Shares, PartsOfFixedSizeOfSmallBatches) {
           [](const Case& c) { expect_right<true>(c); });
 }
 
-/// Ragged batches of primes, among them many requests, of which first places are known of every second or third alone.
+/// Ragged batches of primes, among them many requests, of which first iterations are known of every second or third alone.
 TEST(Shares, RaggedBatches) {
   constexpr std::int64_t kPrimes[] = {1, 2, 3, 61, 67, 127, 131, 509, 1021, 4099, 8191};
   std::mt19937_64 random(24);
@@ -271,25 +271,25 @@ TEST(Shares, ARowAsLongAs32BitsAllow) {
   expect_right<false>({.batch = {{1, 0x7FFFFFFE}}, .heads = 63, .blocks = 258, .rounding = {1, 34}});
 }
 
-TEST(Shares, TheLastEntryAtOrBelowAPlace) {
+TEST(Shares, TheLastEntryAtOrBelowAnIteration) {
   const std::int32_t begin[] = {0, 0, 3, 7, 7, 9};
   for (int count = 1; count <= 6; ++count)
-    for (std::int32_t place = 0; place <= 10; ++place) {
+    for (std::int32_t at = 0; at <= 10; ++at) {
       int last = 0;
-      for (int i = 0; i < count; ++i) last = begin[i] <= place ? i : last;
-      ASSERT_EQ(last_at_or_below(begin, count, place), last) << count << " " << place;
+      for (int i = 0; i < count; ++i) last = begin[i] <= at ? i : last;
+      ASSERT_EQ(last_at_or_below(begin, count, at), last) << count << " " << at;
     }
 }
 
-TEST(Shares, EqualSegmentsAreNotSplitForAFewPlaces) {
+TEST(Shares, EqualSegmentsAreNotSplitForAFewIterations) {
   const auto share = [](std::int32_t all, std::int64_t segments, std::int32_t blocks) {
     return share_of<std::int32_t>(all, segments, blocks, {.least = 1, .whole = 34});
   };
   EXPECT_EQ(share(264 * 100, 264, 264), 100);
-  EXPECT_EQ(share(260 * 100, 260, 264), 100) << "99 places become a segment";
-  EXPECT_EQ(share(256 * 100, 256, 264), 97) << "three places more are too many";
+  EXPECT_EQ(share(260 * 100, 260, 264), 100) << "99 iterations become a segment";
+  EXPECT_EQ(share(256 * 100, 256, 264), 97) << "three iterations more are too many";
   EXPECT_EQ(share(240 * 100, 240, 264), 91) << "a tenth more is too much";
-  EXPECT_EQ(share(8 * 3500, 8, 264), 110) << "107 places become 110, of which 32 shares are a segment";
+  EXPECT_EQ(share(8 * 3500, 8, 264), 110) << "107 iterations become 110, of which 32 shares are a segment";
   EXPECT_EQ(share(260 * 100 + 1, 260, 264), 99) << "segments differ";
   EXPECT_EQ(share(260 * 30, 260, 264), 30) << "29.5 is rounded up in any case";
   EXPECT_EQ(share(33 * 40, 40, 41), 33) << "a short share is not rounded";
@@ -303,13 +303,13 @@ TEST(Shares, ARequestWithMorePartsThanRoomIsFound) {
     for (std::int32_t query_len : {0, 1, 5, 9})
       for (std::int32_t max_parts = 1; max_parts <= 6; ++max_parts) {
         const ShareArgs<std::int32_t> args{1, 1, 1, 130, {4, 0, 1000, kShareTileKeys, max_parts}};
-        const Places<ShareArgs<std::int32_t>, true> places(args, 4);
+        const Iterations<ShareArgs<std::int32_t>, true> iterations(args, 4);
         std::int32_t most = 0;
         for (std::int32_t row = 0; row < query_len; row += 4) {
           const std::int32_t last = std::min(row + 3, query_len - 1) + context_len;
           most = std::max(most, last / kShareTileKeys - std::max(0, context_len + row - 129) / kShareTileKeys + 1);
         }
-        ASSERT_EQ(places.has_room(query_len, context_len), most <= max_parts) << query_len << "@" << context_len;
+        ASSERT_EQ(iterations.has_room(query_len, context_len), most <= max_parts) << query_len << "@" << context_len;
       }
 }
 

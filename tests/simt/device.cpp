@@ -12,6 +12,28 @@
 
 namespace quire::simt {
 
+namespace {
+
+/// Chunks, prefixes, spans and trees, as the host side of a device resolves them.
+void set_shapes(gpu::AttendArgs& a, const Case& c) {
+  const Batch& b = c.batch;
+  a.spans_beyond_window = c.options.spans_beyond_window;
+  a.chunk = c.options.attention_chunk.value_or(0);
+  a.prefix_len = c.options.prefix_len.value_or(0);
+  if (b.prefix_lens.present()) a.prefix_lens = semantics::index_view(b.prefix_lens);
+  if (b.tree_lens.present()) a.tree_lens = semantics::index_view(b.tree_lens);
+  if (b.spans.present()) {
+    a.spans = {b.spans.data, b.spans.shape[1], b.spans.stride[1], b.spans.stride[2], b.spans.dtype};
+    a.spans_of_request = b.spans.stride[0];
+  }
+  if (!b.tree_mask.present()) return;
+  a.tree_bits = {static_cast<const std::uint8_t*>(b.tree_mask.data), b.tree_mask.stride[1]};
+  a.tree_bytes_of_row = b.tree_mask.stride[0];
+  a.most_tree_keys = 8 * b.tree_mask.shape[1];
+}
+
+}  // namespace
+
 gpu::AttendArgs attend_args(const Case& c) {
   const Batch& b = c.batch;
   gpu::AttendArgs a;
@@ -61,6 +83,7 @@ gpu::AttendArgs attend_args(const Case& c) {
   if (b.key_begin.present()) a.key_begin = semantics::index_view(b.key_begin);
   a.window_right = c.options.window_right.value_or(-1);
   a.v_head_dim = static_cast<std::int32_t>(v_head_dim(c.cache));
+  set_shapes(a, c);
   return a;
 }
 

@@ -93,6 +93,33 @@ TEST(SimtPlanted, EveryFieldOfMasksIsNeeded) {
   }
 }
 
+/// Changes each field of a mask's shape in the attend kernel's arguments, with a correct work list.
+TEST(SimtPlanted, EveryFieldOfShapesIsNeeded) {
+  constexpr const char* kShapes[] = {
+      "q=f32 heads=4:2 d=16 page=8 window=20 chunk=90 lse=1 reqs=9@170,20@5,3@40 kbegin=1x16,1x0,1x5 prefix=1x30,1x0,1x11 "
+      "spans=0:187-192,1:3-20,1:20-25,2:46-48",
+      "q=f32 heads=4:2 d=16 page=8 window=4 prefix=3 lse=1 reqs=20@50,9@30 spans=0:20-65 beyond=1",
+      "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=9@70,20@5,3@40 tree=1x9,1x12,1x3"};
+  EXPECT_FALSE(found(kDevice, kShapes)) << testing::PrintToString(findings_of(kDevice, kShapes));
+  const std::pair<const char*, std::function<void(gpu::AttendArgs&)>> faults[] = {
+      {"chunk_ignored", [](gpu::AttendArgs& a) { a.chunk = 0; }},
+      {"prefix_ignored", [](gpu::AttendArgs& a) { a.prefix_lens.data = nullptr; }},
+      {"prefix_of_first_request", [](gpu::AttendArgs& a) { a.prefix_lens.stride = 0; }},
+      {"prefix_len_ignored", [](gpu::AttendArgs& a) { a.prefix_len = 0; }},
+      {"spans_ignored", [](gpu::AttendArgs& a) { a.spans = {}; }},
+      {"spans_of_first_request", [](gpu::AttendArgs& a) { a.spans_of_request = 0; }},
+      {"first_span_only", [](gpu::AttendArgs& a) { a.spans.count = a.spans.count > 0 ? 1 : 0; }},
+      {"spans_within_window", [](gpu::AttendArgs& a) { a.spans_beyond_window = false; }},
+      {"tree_ignored", [](gpu::AttendArgs& a) { a.tree_lens.data = nullptr; }},
+      {"tree_of_first_row", [](gpu::AttendArgs& a) { a.tree_bytes_of_row = 0; }},
+      {"tree_of_first_byte", [](gpu::AttendArgs& a) { a.tree_bits.stride = 0; }}};
+  for (const auto& [name, tamper] : faults) {
+    simt::Device device = kDevice;
+    device.tamper = tamper;
+    EXPECT_TRUE(found(device, kShapes)) << name;
+  }
+}
+
 TEST(SimtPlanted, PartialsNeedTheirFence) {
   simt::Device device = kDevice;
   device.fault.no_fences = true;

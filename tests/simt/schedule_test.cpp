@@ -209,7 +209,7 @@ std::pair<std::int64_t, std::int64_t> long_and_short_tiles(const Scheduled& s, c
   return {of_long, of_short};
 }
 
-TEST(SimtSchedule, MultiprocessorsAreDividedByWork) {
+TEST(SimtSchedule, SmsAreDividedByWork) {
   std::mt19937_64 random(9);
   const auto any = [&random](std::int64_t below) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(below));
@@ -233,16 +233,6 @@ TEST(SimtSchedule, MultiprocessorsAreDividedByWork) {
     EXPECT_EQ(units % 2, 0);
     EXPECT_NEAR(units, std::clamp(wanted, 2.0, 130.0), 4.0) << "of_long " << of_long << " of_short " << of_short;
   }
-}
-
-TEST(SimtSchedule, NobodyWithWorkIsLeftWithoutMultiprocessors) {
-  const gpu::Division division{nullptr, 132, 7};
-  EXPECT_EQ(gpu::units_for_long(0, 1000, division), 0);
-  EXPECT_EQ(gpu::units_for_long(0, 0, division), 0);
-  EXPECT_EQ(gpu::units_for_long(1, 0, division), 132);
-  EXPECT_EQ(gpu::units_for_long(1, 1 << 30, division), 2);
-  EXPECT_EQ(gpu::units_for_long(1 << 30, 1, division), 130);
-  EXPECT_EQ(gpu::units_for_long(100, 700, division), 66);
 }
 
 TEST(SimtSchedule, NoRoomBreaksTheCall) {

@@ -76,6 +76,40 @@ TEST(SimtValidate, EachRuleOfMasksBreaksTheCall) {
   }
 }
 
+TEST(SimtValidate, EachRuleOfShapesBreaksTheCall) {
+  EXPECT_FALSE(broken_on_device(made(kShapesToBreak)));
+  for (const Mutation& mutation : shape_mutations()) {
+    Case c = made(kShapesToBreak);
+    mutation.apply(c);
+    const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+    ASSERT_FALSE(findings.ok()) << mutation.rule;
+    EXPECT_EQ(findings.status().rule(), mutation.rule) << findings.status().message();
+    EXPECT_TRUE(broken_on_device(c)) << mutation.rule << " " << findings.status().message();
+  }
+}
+
+TEST(SimtValidate, AgreesWithCheckOnRandomShapes) {
+  std::mt19937_64 random(6);
+  int broken = 0;
+  for (int i = 0; i < 300; ++i) {
+    Case c = made(kShapesToBreak);
+    c.batch.tree_mask.dtype = DType::u8;
+    std::memset(c.batch.tree_mask.data, 0, static_cast<std::size_t>(c.batch.tree_mask.num_elements()));
+    c.batch.q_begin = c.batch.seq_lens;  // rows behind their keys: no bit is a row's own
+    Tensor* const tensors[] = {&c.batch.spans, &c.batch.prefix_lens, &c.batch.tree_lens};
+    const Tensor& t = *tensors[random() % 3];
+    const std::int64_t values[] = {
+        -1, 0, 1, 2, 5, 7, 8, 9, 16, 40, 100000, 0x7FFFFFFF, std::int64_t{1} << 31, std::int64_t{1} << 62};
+    static_cast<std::int64_t*>(t.data)[random() % static_cast<std::size_t>(t.num_elements())] =
+        values[random() % std::size(values)];
+    const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+    EXPECT_EQ(broken_on_device(c), !findings.ok()) << findings.status().message();
+    broken += findings.ok() ? 0 : 1;
+  }
+  EXPECT_GT(broken, 50);
+  EXPECT_LT(broken, 280);
+}
+
 TEST(SimtValidate, AgreesWithCheckOnRandomMasks) {
   std::mt19937_64 random(5);
   int broken = 0;

@@ -18,8 +18,9 @@ from quire.distributed._attend import ShardedPlan, attend, plan
 from quire.distributed._capture import diagnose
 from quire.distributed._exchange import Exchange
 from quire.distributed._groups import Group
-from quire.distributed._prefill import PrefillPlan, ZigZag, prefill, prefill_plan
+from quire.distributed._prefill import PrefillPlan, prefill, prefill_plan
 from quire.distributed._shards import ContextShard, HeadShard, shards
+from quire.distributed._zigzag import ZigZag
 
 __all__ = [
     "ContextShard", "Exchange", "Group", "HeadShard", "PrefillPlan", "ShardedPlan", "ZigZag", "attend", "diagnose", "plan", "prefill",

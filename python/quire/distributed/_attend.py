@@ -77,7 +77,7 @@ def _refuse(batch: Any, options: Any, shard: ContextShard, group: Group) -> None
             f"shard: rank {shard.rank} of {shard.world}, expected rank {group.rank} of {group.world} as the group; with fewer "
             "ranks to a context, pass their group"
         )
-    for name in ("causal", "q_begin", "key_begin"):
+    for name in ("causal", "q_begin", "key_begin", "spans", "prefix_lens", "tree_mask"):
         if getattr(batch, name, None) is not None:
             raise UnsupportedError(
                 f"{name}: given; a sharded call places causal rows at the end of their requests, and the shard says where keys stand: "
@@ -94,6 +94,9 @@ def _refuse(batch: Any, options: Any, shard: ContextShard, group: Group) -> None
         raise UnsupportedError(f"padding: {batch.padding!r}; a sharded call takes batches without padding rows")
     if options is not None and not getattr(options, "causal", True):
         raise UnsupportedError("options.causal: False; a sharded call takes causal requests")
+    for name in ("attention_chunk", "prefix_len"):
+        if getattr(options, name, None) is not None:
+            raise UnsupportedError(f"options.{name}: given; a sharded call takes an order and a window alone")
     if options is not None and options.alibi_slopes is not None and shard.world > 1 and not shard.span:
         raise UnsupportedError(
             "alibi_slopes: the distances between interleaved keys are not those of their places in the cache; shard contiguously "

@@ -72,10 +72,11 @@ def _rounded_up(words: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Kind of exchange by which partial results become results.
+    """Kind of exchange by which partial results become results, or keys come to the rows.
 
     kind: "all_gather": every rank receives all partial results and merges them. "all_to_all": rank k receives the partial results of its
-        share of the heads and merges them; if every rank wants all heads, an all-gather of results follows.
+        share of the heads and merges them; if every rank wants all heads, an all-gather of results follows. Of prompts: "gather", every
+        rank receives all keys; "ring", blocks of keys go from rank to rank.
     reason: why, with bytes and predicted time.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,9 @@ class Transport(Protocol):
 
     def all_gather(self, sent: Any, received: Any) -> Pending: ...
     def all_to_all(self, sent: Any, received: Any) -> Pending: ...
+    def shift(self, sent: Any, received: Any) -> Pending:
+        """Rank k receives what rank k - 1 sends, rank 0 what the last one sends."""
+
     def gather_record(self, sent: np.ndarray, received: np.ndarray) -> Pending:
         """all_gather of bytes in host memory, wherever the tensors of this group are."""
 
@@ -128,6 +131,16 @@ class Group:
         _check_buffers("all_to_all", sent, received, tuple(sent.shape))
         self._exchange("all_to_all", lambda: self._transport.all_to_all(sent, received))
 
+    def shift(self, sent: Any, received: Any) -> Callable[[], None]:
+        """Starts to send to rank + 1, and to receive from rank - 1 (mod world); the function that it returns waits until both are done.
+
+        received: contiguous, of the shape and dtype of sent. Neither may be written, nor received read, before that.
+        """
+        _check_buffers("shift", sent, received, tuple(sent.shape))
+        with self._transport_errors("shift"):
+            pending = self._begin(lambda: self._transport.shift(sent, received))
+        return lambda: self._finish("shift", pending)
+
     def agree(self, facts: dict[str, int], error: BaseException | None = None) -> None:
         """Every rank says the same about a step, or every rank raises ContractError (Q-D05), which names fact, rank and values.
 
@@ -170,17 +183,30 @@ class Group:
             self.fail(error)
             raise
 
-    def _exchange(self, what: str, start: Any) -> None:
+    def _exchange(self, what: str, start: Callable[[], Pending]) -> None:
+        with self._transport_errors(what):
+            pending = self._begin(start)
+        self._finish(what, pending)
+
+    def _begin(self, start: Callable[[], Pending]) -> Pending:
         if self._broken is not None:
             raise self._broken
         self._exchanges += 1
+        return start()
+
+    def _finish(self, what: str, pending: Pending) -> None:
         deadline = time.monotonic() + self.timeout
-        try:
-            pending = start()
+        with self._transport_errors(what):
             while not pending.wait(min(_SLICE, max(deadline - time.monotonic(), 0.001))):
                 self._raise_if_one_failed()
                 if time.monotonic() >= deadline:
                     raise self._missing(f"{what}: {{}} did not come within {self.timeout:g} s")
+
+    @contextlib.contextmanager
+    def _transport_errors(self, what: str) -> Iterator[None]:
+        """Errors of the transport name the ranks that are gone."""
+        try:
+            yield
         except (RankError, ArgumentError):
             raise
         except Exception as error:  # error of the transport, such as a closed connection

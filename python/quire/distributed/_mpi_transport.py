@@ -23,13 +23,15 @@ def _import_mpi() -> Any:
 
 
 class _Request:
-    def __init__(self, request: Any, keep: Any):
-        self._request, self._keep = request, keep
+    """Requests of one exchange, and the memory that they use."""
+
+    def __init__(self, requests: list[Any], keep: Any):
+        self._requests, self._keep = requests, keep
 
     def wait(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         pause = 0.0
-        while not self._request.Test():
+        while not all([request.Test() for request in self._requests]):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(pause)  # 0 at first: an exchange of a step takes less than a timer's resolution
@@ -54,13 +56,19 @@ class MpiTransport:
 
     def all_gather(self, sent: Any, received: Any) -> _Request:
         part, whole = as_bytes(sent), as_bytes(received)
-        return _Request(self._data.Iallgather([part, self._byte], [whole, self._byte]), (part, whole))
+        return _Request([self._data.Iallgather([part, self._byte], [whole, self._byte])], (part, whole))
 
     gather_record = all_gather
 
     def all_to_all(self, sent: Any, received: Any) -> _Request:
         parts, whole = as_bytes(sent), as_bytes(received)
-        return _Request(self._data.Ialltoall([parts, self._byte], [whole, self._byte]), (parts, whole))
+        return _Request([self._data.Ialltoall([parts, self._byte], [whole, self._byte])], (parts, whole))
+
+    def shift(self, sent: Any, received: Any) -> _Request:
+        part, whole = as_bytes(sent), as_bytes(received)
+        receive = self._data.Irecv([whole, self._byte], source=(self.rank - 1) % self.world, tag=_TAG)
+        send = self._data.Isend([part, self._byte], dest=(self.rank + 1) % self.world, tag=_TAG)
+        return _Request([receive, send], (part, whole))
 
     def post(self, key: str, text: str) -> None:
         message = np.frombuffer(f"{key}\n{text}".encode(), np.uint8).copy()

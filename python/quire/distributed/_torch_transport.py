@@ -94,6 +94,14 @@ class TorchTransport:
         parts, whole = self._bytes(sent), self._bytes(received)
         return self._pending(self._dist.all_to_all_single(whole, parts, group=self._group, async_op=True), parts, whole)
 
+    def shift(self, sent: Any, received: Any) -> Any:
+        """An exchange of all ranks in which one part is not empty: NCCL makes a send and a receive of it, and gloo's own sends cannot be
+        waited for in slices of time."""
+        part, whole = self._bytes(sent), self._bytes(received)
+        to, source = ([part.numel() * (k == (self.rank + step) % self.world) for k in range(self.world)] for step in (1, -1))
+        work = self._dist.all_to_all_single(whole, part, source, to, group=self._group, async_op=True)
+        return self._pending(work, part, whole)
+
     def gather_record(self, sent: np.ndarray, received: np.ndarray) -> Any:
         part, whole = self._bytes(sent), self._bytes(received)
         return _Work(self._dist.all_gather_into_tensor(whole, part, group=self._records, async_op=True), (part, whole))

@@ -76,6 +76,13 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.page_size = plan.problem.page_size;
   a.window = options.sliding_window.value_or(0);
   a.window_right = options.window_right.value_or(-1);
+  a.chunk = options.attention_chunk.value_or(0);
+  a.spans_beyond_window = options.spans_beyond_window;
+  a.spans = batch.spans;
+  if (batch.tree_mask.present()) {
+    a.tree_bits = {static_cast<const std::uint8_t*>(batch.tree_mask.data), batch.tree_mask.stride[1]};
+    a.tree_stride = batch.tree_mask.stride[0];
+  }
   a.score.scale = options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
   a.score.soft_cap = options.logits_soft_cap.value_or(0.0f);
   a.alibi_slopes = floats(options.alibi_slopes);
@@ -95,19 +102,36 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   return a;
 }
 
+/// Whether as many spans as were planned for a request lie where they were.
+bool spans_fit(const Problem& p, const Batch& batch, std::size_t request) {
+  const Request& planned = p.reqs[request];
+  for (std::int64_t i = 0; i < planned.num_spans; ++i)
+    if (!(span_of(batch, static_cast<std::int64_t>(request), i) == p.spans[static_cast<std::size_t>(planned.first_span + i)]))
+      return false;
+  return true;
+}
+
 /// The plan's lengths against the batch's, without allocating when they agree.
 Status lengths_fit(const Plan& plan, const Batch& batch, const Options& options) {
   const Problem& p = plan.problem;
   if (static_cast<std::int64_t>(p.reqs.size()) != batch.seq_lens.shape[0])
     return plan_detail::stale_plan(formatted("{} requests planned, batch has {}", p.reqs.size(), batch.seq_lens.shape[0]));
   for (std::size_t i = 0; i < p.reqs.size(); ++i) {
-    const Request found = request_of(batch, options, static_cast<std::int64_t>(i)), &planned = p.reqs[i];
-    if (found == planned) continue;
+    const Request& planned = p.reqs[i];
+    Request found = request_of(batch, options, static_cast<std::int64_t>(i));
+    found.first_span = planned.first_span;
+    if (found == planned && spans_fit(p, batch, i)) continue;
     if (found.query_len != planned.query_len || found.context_len != planned.context_len ||
         found.cached_len != planned.cached_len)
       return plan_detail::stale_plan(formatted("request {} has query_len {} context_len {} cached_len {}, planned {} {} {}", i,
                                                found.query_len, found.context_len, found.cached_len, planned.query_len,
                                                planned.context_len, planned.cached_len));
+    if (found.prefix_len != planned.prefix_len || found.tree_len != planned.tree_len || found.num_spans != planned.num_spans ||
+        !spans_fit(p, batch, i))
+      return plan_detail::stale_plan(formatted("request {} has prefix_len {} tree_len {} and {} spans, planned {} {} {}{}", i,
+                                               found.prefix_len, found.tree_len, found.num_spans, planned.prefix_len,
+                                               planned.tree_len, planned.num_spans,
+                                               found.num_spans == planned.num_spans ? ", or its spans lie elsewhere" : ""));
     return plan_detail::stale_plan(formatted("request {} has causal {} q_begin {} key_begin {}, planned {} {} {}", i,
                                              found.causal ? 1 : 0, found.q_begin(), found.key_begin, planned.causal ? 1 : 0,
                                              planned.q_begin(), planned.key_begin));

@@ -9,6 +9,7 @@
 #include "plan/scratch.h"
 #include "plan/work.h"
 #include "semantics/layout.h"
+#include "semantics/mask.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
 #include "semantics/token_scale.h"
@@ -54,6 +55,11 @@ struct AttendArgs {
   std::int64_t page_size = 1;
   std::int64_t window = 0;         ///< 0 = none
   std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
+  std::int64_t chunk = 0;          ///< 0 = none
+  bool spans_beyond_window = false;
+  Tensor spans;                   ///< [num_reqs, max_spans, 2]; may be absent
+  semantics::TreeBits tree_bits;  ///< of row 0
+  std::int64_t tree_stride = 0;   ///< bytes from row to row
   semantics::ScoreParams score;
   const float* alibi_slopes = nullptr;  ///< by alibi_stride, or null
   std::int64_t alibi_stride = 1;

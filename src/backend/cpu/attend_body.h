@@ -29,17 +29,15 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = 0; i < v.num_rows * v.v_stride; ++i) v.acc[i] = V::Faults::at_start(v.acc[i]);
   for (std::int64_t m = 0; m < v.num_rows; ++m) v.states[m] = V::Faults::at_start(v.states[m]);
   if (v.direct) return absorb_directly<V>(v, begin, end);
-  const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
-    const std::int64_t tile_end = (at / v.tile_kv + 1) * v.tile_kv;
-    return tile_end < limit ? tile_end : limit;
-  };
+  begin = v.past_gap(begin);
+  if (begin >= end) return;
   Tile tiles[2];
   int current = 0;
-  find_tile<V>(tiles[0], v, begin, stop_of(begin, end));
+  find_tile<V>(tiles[0], v, begin, v.stop(begin, end));
   for (std::int64_t at = begin; at < end; current ^= 1) {
-    const std::int64_t stop = tiles[current].end, limit = stop < end ? end : v.item.key_end;
+    const std::int64_t stop = v.past_gap(tiles[current].end), limit = stop < end ? end : v.item.key_end;
     Tile* next = stop < limit ? &tiles[current ^ 1] : nullptr;
-    if (next != nullptr) find_tile<V>(*next, v, stop, stop_of(stop, limit));
+    if (next != nullptr) find_tile<V>(*next, v, stop, v.stop(stop, limit));
     absorb_tile<V>(v, tiles[current], next);
     at = stop;
   }

@@ -197,7 +197,8 @@ void absorb_tile_directly(const ItemView& v, const TileRows& rows, const TileRow
     keys[m] = v.keys(m, tile_begin, tile_begin + rows.begin, tile_begin + rows.end);
     if (keys[m].empty()) continue;
     if (by_key) scale_by_key<V>(row, keys[m], scales.k);
-    corrections[m] = softmax_row<V>(row, keys[m], params, v.slope(m), tile_begin - V::Faults::alibi_origin(v, m), v.states[m]);
+    corrections[m] = softmax_row<V>(row, keys[m], params, v.slope(m), tile_begin - V::Faults::alibi_origin(v, m), v.states[m],
+                                    HiddenKeys{v, m, tile_begin, /*of_tree=*/false});
     if (by_key) scale_by_key<V>(row, keys[m], scales.v);
     for (std::int64_t j = keys[m].begin / V::kWidth * V::kWidth; j < keys[m].end && v_scale != 1.0f; j += V::kWidth)
       V::store(row + j, V::mul(V::load(row + j), V::set1(v_scale)));
@@ -211,21 +212,22 @@ template <class V>
 void absorb_directly(const ItemView& v, std::int64_t begin, std::int64_t end) {
   const std::int64_t cached = v.args.reqs[v.item.req].cached_len;
   const auto stop_of = [&](std::int64_t at, std::int64_t limit) {
-    const std::int64_t tile_end = (at / v.tile_kv + 1) * v.tile_kv;
-    const std::int64_t stop = tile_end < limit ? tile_end : limit;
+    const std::int64_t stop = v.stop(at, limit);
     return at < cached && cached < stop ? cached : stop;
   };
+  begin = v.past_gap(begin);
+  if (begin >= end) return;
   TileRows rows[2];
   int current = 0;
   std::int64_t stop = stop_of(begin, end);
   find_rows(rows[0], v.args, v.item.req, v.item.kv_head, begin, stop);
   for (std::int64_t at = begin; at < end; current ^= 1) {
-    const std::int64_t limit = stop < end ? end : v.item.key_end;
-    const std::int64_t after = stop < limit ? stop_of(stop, limit) : stop;
-    TileRows* next = after > stop ? &rows[current ^ 1] : nullptr;
-    if (next != nullptr) find_rows(*next, v.args, v.item.req, v.item.kv_head, stop, after);
+    const std::int64_t start = v.past_gap(stop), limit = start < end ? end : v.item.key_end;
+    const std::int64_t after = start < limit ? stop_of(start, limit) : start;
+    TileRows* next = after > start ? &rows[current ^ 1] : nullptr;
+    if (next != nullptr) find_rows(*next, v.args, v.item.req, v.item.kv_head, start, after);
     absorb_tile_directly<V>(v, rows[current], next, at / v.tile_kv * v.tile_kv);
-    at = stop;
+    at = start;
     stop = after;
   }
 }

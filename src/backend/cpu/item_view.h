@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "semantics/mask.h"
 #include "semantics/softmax_state.h"
-#include "semantics/visible_range.h"
 
 namespace quire::cpu {
 namespace {
@@ -29,8 +29,9 @@ struct ItemView {
   const AttendArgs& args;
   const WorkItem& item;
   std::int64_t group, stride, v_stride, tile_kv, num_rows, first_token;
-  std::int64_t first_position, num_keys;  ///< of the request: where its first row stands, counted from its first key
-  semantics::Reach reach;
+  std::int64_t first_position;  ///< of the request: where its first row stands, counted from its first key
+  semantics::Mask mask;
+  semantics::KeyRange gap;  ///< keys that no row of the item sees, between those that some sees; begin >= end if none
   float *query, *acc, *total, *staging, *k_panel, *v_panel, *scores;
   SoftmaxState *states, *totals;
   bool direct;  ///< attend_direct.h instead of tiles in scratch
@@ -44,8 +45,14 @@ struct ItemView {
     num_rows = (w.row_end - w.row_begin) * group;
     const Request& req = a.reqs[w.req];
     first_position = req.context_len + req.shift;
-    num_keys = req.context_len + req.query_len;
-    reach = semantics::reach_of(req.causal, a.window, a.window_right);
+    mask.reach = semantics::reach_of(req.causal, a.window, a.window_right);
+    mask.num_keys = req.context_len + req.query_len;
+    mask.key_begin = req.key_begin;
+    mask.set_chunk(a.chunk);
+    mask.set_regions(req.prefix_len, req.tree_len);
+    mask.spans_beyond_window = a.spans_beyond_window;
+    if (req.num_spans > 0) mask.spans = spans_of(a.spans, w.req);
+    gap = mask.gap(first_position + w.row_begin);
     first_token = a.query_start_loc[w.req] + w.row_begin;
     query = scratch + at.query;
     acc = scratch + at.acc;
@@ -56,7 +63,11 @@ struct ItemView {
     scores = scratch + at.scores;
     states = reinterpret_cast<SoftmaxState*>(scratch + at.states);
     totals = states + num_rows;
-    direct = num_rows <= a.direct_rows;
+    direct = num_rows <= a.direct_rows && !mask.has_tree();
+  }
+  static semantics::SpanList spans_of(const Tensor& t, std::int64_t req) {
+    const auto* base = static_cast<const std::uint8_t*>(t.data);
+    return {base + req * t.stride[0] * itemsize(t.dtype), t.shape[1], t.stride[1], t.stride[2], t.dtype};
   }
   std::int64_t head(std::int64_t m) const { return item.kv_head * group + m % group; }
   std::int64_t token(std::int64_t m) const { return first_token + m / group; }
@@ -66,13 +77,36 @@ struct ItemView {
     if (args.alibi_slopes == nullptr) return 0.0f;
     return args.alibi_slopes[head(m) * args.alibi_stride];
   }
-  /// Keys of [first, last) that row m sees, relative to tile_begin.
+  /// Keys of [first, last) that row m sees, relative to tile_begin. No region of the mask ends between them. In a tree, all keys:
+  /// tree_bits() says which of them the row sees.
   TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
-    const semantics::KeyRange seen = semantics::visible_range(reach, q_pos(m), num_keys);
-    const std::int64_t begin = seen.begin > first ? seen.begin : first;
-    const std::int64_t end = seen.end < last ? seen.end : last;
-    return {begin - tile_begin, end - tile_begin};
+    const semantics::KeyRange seen = mask.seen(q_pos(m), first, last);
+    return {seen.begin - tile_begin, seen.end - tile_begin};
   }
+  semantics::TreeBits tree_bits(std::int64_t m) const {
+    return {args.tree_bits.data + token(m) * args.tree_stride, args.tree_bits.stride};
+  }
+  /// Whether `key` is of a tree and row m does not see it.
+  bool tree_hides(std::int64_t m, std::int64_t key) const {
+    return key >= mask.tree_begin && !tree_bits(m).sees(key - mask.tree_begin);
+  }
+  /// The end of the part of a tile that begins at `at`: the tile's, a region's or that of the keys, whatever comes first.
+  std::int64_t stop(std::int64_t at, std::int64_t limit) const {
+    const std::int64_t tile_end = (at / tile_kv + 1) * tile_kv, region_end = mask.region_end(at);
+    const std::int64_t end = tile_end < region_end ? tile_end : region_end;
+    return end < limit ? end : limit;
+  }
+  /// The first key from `at` on that is in no gap.
+  std::int64_t past_gap(std::int64_t at) const { return at >= gap.begin && at < gap.end ? gap.end : at; }
+};
+
+/// Keys of a tile that a row does not see although they lie within its range: those of a tree.
+struct HiddenKeys {
+  const ItemView& view;
+  std::int64_t row, tile_begin;
+  bool of_tree;
+
+  bool operator[](std::int64_t j) const { return view.tree_hides(row, tile_begin + j); }
 };
 
 }  // namespace

@@ -49,15 +49,27 @@ float logits_of_row(float* row, TileKeys keys, const semantics::ScoreParams& par
   return V::reduce_max(best);
 }
 
+/// Logits of hidden keys become -inf; returns the largest of the others that is not NaN.
+template <class V>
+float hide_keys(float* row, TileKeys keys, const HiddenKeys& hidden) {
+  auto best = V::set1(-INFINITY);
+  for (std::int64_t j = keys.begin; j < keys.end; ++j)
+    if (hidden[j]) row[j] = -INFINITY;
+  for (std::int64_t j = keys.begin / V::kWidth * V::kWidth; j < keys.end; j += V::kWidth)
+    best = V::max_ignoring_nan(V::load(row + j), best);
+  return V::reduce_max(best);
+}
+
 /// Turns one row of raw dot products into exp(s - max) in place, zero for keys it does not see; updates the row's state and
 /// returns the factor for what the row has accumulated so far. Writes the whole vectors that cover `keys`, nothing else.
 template <class V>
 float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& params, float slope, std::int64_t tile_minus_q_pos,
-                  SoftmaxState& state) {
+                  SoftmaxState& state, const HiddenKeys& hidden) {
   const std::int64_t first = keys.begin / V::kWidth * V::kWidth;
   const bool plain = slope == 0.0f && params.soft_cap <= 0.0f;
-  const float tile_max = plain ? logits_of_row<V, true>(row, keys, params, slope, tile_minus_q_pos)
-                               : logits_of_row<V, false>(row, keys, params, slope, tile_minus_q_pos);
+  const float logit_max = plain ? logits_of_row<V, true>(row, keys, params, slope, tile_minus_q_pos)
+                                : logits_of_row<V, false>(row, keys, params, slope, tile_minus_q_pos);
+  const float tile_max = hidden.of_tree ? hide_keys<V>(row, keys, hidden) : logit_max;
   const float max = tile_max > state.max ? tile_max : state.max;
   if (max == -INFINITY) {
     // No visible key with a finite score so far: contributes nothing. A NaN score must still poison the row.

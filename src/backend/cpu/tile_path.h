@@ -111,7 +111,7 @@ void add_set_aside(const ItemView& v, const SetAside& aside, const TileScales& s
   float* acc = v.acc + m * v.v_stride;
   for (std::int64_t i = 0; i < aside.count; ++i) {
     const std::int64_t j = aside.keys[i];
-    if (j < keys.begin || j >= keys.end) continue;
+    if (j < keys.begin || j >= keys.end || v.tree_hides(m, tile_begin + j)) continue;
     for_each_row(v.args, kv_rows(v), v.args.cache_v, v.args.value, tile_begin + j, tile_begin + j + 1,
                  [&](std::int64_t, const RowSource& source, std::int64_t offset, bool fresh) {
                    load_value_row<V>(v, v.staging, source, offset, fresh, scales.of_value(j));
@@ -203,8 +203,9 @@ WeightedRows<V> weigh_rows(const ItemView& v, const Tile& t, std::int64_t m, std
     float* row = v.scores + r * v.tile_kv;
     w.keys[r] = v.keys(m + r, t.start, t.begin, t.end);
     if (V::kPairs == 2) scale_cached_keys<V>(v, row, w.keys[r], t.start);
+    const HiddenKeys hidden{v, m + r, t.start, t.begin >= v.mask.tree_begin};
     w.corrections[r] = softmax_row<V>(row, w.keys[r], v.args.score, v.slope(m + r), t.start - V::Faults::alibi_origin(v, m + r),
-                                      v.states[m + r]);
+                                      v.states[m + r], hidden);
     for (std::int64_t j = w.all.begin; j < w.keys[r].begin; ++j) row[j] = 0.0f;
     for (std::int64_t j = w.keys[r].end; j < w.all.end; ++j) row[j] = 0.0f;
   }

@@ -24,7 +24,7 @@ using plan_detail::Role;
 enum class Order {
   in_turn,   ///< one after the other
   trailing,  ///< likewise, the second on its way while the first ends
-  divided    ///< at the same time, each on multiprocessors of its own
+  divided    ///< at the same time, each on SMs of its own
 };
 
 struct KernelEntry;

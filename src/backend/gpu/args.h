@@ -7,10 +7,10 @@
 
 #include "quire/tensor.hpp"
 #include "semantics/layout.h"
+#include "semantics/mask.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
 #include "semantics/token_scale.h"
-#include "semantics/visible_range.h"
 
 namespace quire::gpu {
 
@@ -118,11 +118,11 @@ struct ResetArgs {
   unsigned long long permit = 0;  ///< of the call
 };
 
-/// How multiprocessors are divided between two lists; see division.h.
+/// How SMs are divided between two lists; see schedule/division.h.
 struct Division {
   std::int32_t* units = nullptr;  ///< [1] that the long list begins with
   std::int32_t all_units = 0;     ///< 0 = the lists are served one after the other
-  std::int32_t long_weight = 1;   ///< tiles of kShortKeys keys of the short list that are as much work as one of the long list's
+  std::int32_t long_weight = 1;   ///< tiles of the short list that are as much work as one of the long list's
 };
 
 /// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.
@@ -196,6 +196,16 @@ struct AttendArgs {
   semantics::IndexView key_begin;                       ///< [num_reqs]; data null = 0
   std::int64_t window_right = -1;                       ///< of requests that are not causal; -1 = none
   semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; tuned kernels take none
+  bool spans_beyond_window = false;
+  std::int64_t chunk = 0;              ///< 0 = none
+  std::int64_t prefix_len = 0;         ///< of all requests where `prefix_lens` is absent
+  semantics::IndexView prefix_lens;    ///< [num_reqs]; data null = absent
+  semantics::IndexView tree_lens;      ///< [num_reqs]; data null = absent
+  semantics::SpanList spans;           ///< of request 0; data null = absent
+  std::int64_t spans_of_request = 0;   ///< elements from one request's spans to the next's
+  semantics::TreeBits tree_bits;       ///< of row 0
+  std::int64_t tree_bytes_of_row = 0;  ///< from row to row
+  std::int64_t most_tree_keys = 0;     ///< bits of a row
   /// Rules Q-T04 and Q-T16: query_start_loc may end here.
   QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }
   /// fill_rows() has something to do, or may have.
@@ -271,29 +281,41 @@ QUIRE_HD Lengths lengths_of(const AttendArgs& a, std::int32_t req) {
   return n;
 }
 
-/// Places of the rows of a request, counted from its first key, and how far they see.
+/// Places of the rows of a request, counted from its first key, and what they see.
 struct Sight {
   std::int64_t first = 0;  ///< position of row 0
-  semantics::Reach reach;
-  std::int64_t num_keys = 0;
-  QUIRE_HD semantics::KeyRange of_row(std::int64_t row) const { return semantics::visible_range(reach, first + row, num_keys); }
+  semantics::Mask mask;
   QUIRE_HD semantics::KeyRange of_rows(std::int64_t row, std::int64_t last) const {
-    return semantics::visible_range(reach, first + row, first + last, num_keys);
+    return mask.of_rows(first + row, first + last);
   }
 };
+
+/// Spans of one request.
+QUIRE_HD semantics::SpanList spans_of(const AttendArgs& a, std::int32_t req) {
+  semantics::SpanList spans = a.spans;
+  spans.data = static_cast<const std::uint8_t*>(a.spans.data) + req * a.spans_of_request * (a.spans.dtype == DType::i64 ? 8 : 4);
+  return spans;
+}
 
 /// Sight of a request whose lengths are sound.
 QUIRE_HD Sight sight_of(const AttendArgs& a, std::int32_t req, std::int64_t context_len, std::int64_t num_keys) {
   Sight sight;
   bool causal = true;
   sight.first = context_len;
+  sight.mask.num_keys = num_keys;
+  sight.mask.tree_begin = num_keys;
   if (a.has_masks) {
     causal = a.causal.data != nullptr ? a.causal[req] : a.causal_by_default;
     const std::int64_t begin = a.key_begin.data != nullptr ? a.key_begin[req] : 0;
     if (a.q_begin.data != nullptr) sight.first = a.q_begin[req] - begin;
+    sight.mask.key_begin = begin;
+    sight.mask.chunk = a.chunk;
+    sight.mask.spans_beyond_window = a.spans_beyond_window;
+    if (a.spans.data != nullptr) sight.mask.spans = spans_of(a, req);
+    sight.mask.set_regions(a.prefix_lens.data != nullptr ? a.prefix_lens[req] : a.prefix_len,
+                           a.tree_lens.data != nullptr ? a.tree_lens[req] : 0);
   }
-  sight.reach = semantics::reach_of(causal, a.window, a.window_right);
-  sight.num_keys = num_keys;
+  sight.mask.reach = semantics::reach_of(causal, a.window, a.window_right);
   return sight;
 }
 

@@ -53,9 +53,9 @@ QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const
     stage_tile({a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale}, keys, block, from, dims_from(a.v_head_dim, from));
     block_barrier();  // weights and values are there
     if (b == 0) {
-      add_values(block, acc.sum[0]);
+      add_values(block, acc.sum[0], keys.of_tree);
     } else {
-      add_values(block, acc.sum[1]);
+      add_values(block, acc.sum[1], keys.of_tree);
     }
   }
 }
@@ -65,16 +65,18 @@ QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, cons
                               int first_dim) {
   acc.clear();
   SoftmaxState state;
+  const std::int32_t begin = past_gap(item, item.slice.key_begin);
   QUIRE_NO_UNROLL
-  for (std::int32_t first = item.slice.key_begin; first < item.slice.key_end; first += kGenericTileKeys) {
+  for (std::int32_t at = begin; at < item.slice.key_end;) {
     block_barrier();  // rows are described; the tile before is used up
-    const TileKeys keys = tile_keys_at(item, block, first);
+    const TileKeys keys = tile_keys_at(item, block, at);
     describe_tile(a, item, keys, block);
     block_barrier();  // the tile is described
-    score_tile(a, item, keys, block, first == item.slice.key_begin);
+    score_tile(a, item, keys, block, at == begin);
     block_barrier();  // all dot products are there; the keys are used up
-    softmax_tile(a, keys, block, state);
+    softmax_tile(a, item, keys, block, state);
     weigh_tile(a, item, keys, block, acc, first_dim);
+    at = past_gap(item, keys.first + keys.end);
   }
   if (thread_index() % kSoftmaxLanes == 0) {
     ScoreRow& row = block.rows[thread_index() / kSoftmaxLanes];
@@ -126,7 +128,9 @@ QUIRE_DEVICE void attend_generic(const AttendArgs& a, SharedArea shared) {
     block_barrier();  // the item's number is there; rows of the item before are used up
     const std::int32_t index = *block.next_item;
     if (index >= num_items) return;
-    attend_item(a, item_at(a, index), block);
+    GenericItem item = item_at(a, index);
+    set_regions(a, item);
+    attend_item(a, item, block);
   }
 }
 

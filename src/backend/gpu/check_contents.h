@@ -12,7 +12,7 @@
 #include "backend/gpu/decode.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/stage_rows.h"
-#include "semantics/visible_range.h"
+#include "semantics/mask.h"
 
 namespace quire::gpu {
 
@@ -179,10 +179,14 @@ QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, in
 QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
-  const semantics::KeyRange seen = sight_of(a, req, n).of_rows(0, n.query_len - 1);
+  const Sight sight = sight_of(a, req, n);
+  const semantics::KeyRange seen = sight.of_rows(0, n.query_len - 1), gap = sight.mask.gap(sight.first);
   const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len, size = a.page_size;
-  const std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
-  const std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;
+  std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
+  std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;
+  // A page with keys on both sides of a gap is read as a whole: what is found there is judged by the host.
+  if (gap.begin < gap.end && low >= gap.begin && low < gap.end) low = gap.end;
+  if (gap.begin < gap.end && high > gap.begin && high <= gap.end) high = gap.begin;
   if (low >= high) return {};
   ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
   box.scale.data = is_k ? a.k_scale.data : a.v_scale.data;

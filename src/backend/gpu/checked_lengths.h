@@ -8,7 +8,7 @@
 
 namespace quire::gpu {
 
-/// `sound` if rules Q-T01, T02, T04, T06 to T09, T16 and T18 to T21 hold as far as this request shows.
+/// `sound` if rules Q-T01, T02, T04, T06 to T09, T16, T18 to T21 and Q-V06 to V08 hold as far as this request shows.
 struct CheckedLengths {
   std::int64_t query_len = 0, context_len = 0, seq_len = 0, cached_len = 0;
   bool sound = false;
@@ -27,12 +27,34 @@ QUIRE_DEVICE CheckedLengths checked_lengths(const AttendArgs& a, std::int32_t re
   return n;
 }
 
+/// Rules Q-V06 to Q-V08 of a request, whose seq_len is sound.
+QUIRE_DEVICE bool shapes_are_sound(const AttendArgs& a, std::int32_t req, std::int64_t seq_len) {
+  constexpr std::int64_t kMost = 0x7FFFFFFF;
+  if (a.prefix_lens.data != nullptr && a.prefix_lens[req] < 0) return false;
+  const std::int64_t tree_len = a.tree_lens.data != nullptr ? a.tree_lens[req] : 0;
+  if (tree_len < 0 || tree_len > seq_len || tree_len > a.most_tree_keys) return false;
+  if (a.spans.data == nullptr) return true;
+  const semantics::SpanList spans = spans_of(a, req);
+  std::int64_t last = 0;
+  bool ended = false;
+  QUIRE_NO_UNROLL
+  for (std::int64_t i = 0; i < spans.count; ++i) {
+    const semantics::KeyRange span = spans.entry(i);
+    const bool empty = span.begin == span.end;
+    if (span.begin < 0 || span.end < span.begin || span.end > kMost || (!empty && (ended || span.begin < last))) return false;
+    ended = ended || empty;
+    if (!empty) last = span.end;
+  }
+  return true;
+}
+
 /// Rules Q-T18 to Q-T21 of a request whose lengths are sound otherwise.
 QUIRE_DEVICE bool masks_are_sound(const AttendArgs& a, std::int32_t req, const CheckedLengths& n) {
   constexpr std::int64_t kMost = 0x7FFFFFFF;
   const std::int64_t key_begin = a.key_begin.data != nullptr ? a.key_begin[req] : 0;
   if (key_begin < 0 || key_begin > kMost - n.seq_len) return false;
   if (a.causal.data != nullptr && a.causal.data[req * a.causal.stride] > 1) return false;
+  if (!shapes_are_sound(a, req, n.seq_len)) return false;
   const bool at_end = n.context_len >= 0;
   if (a.q_begin.data == nullptr) return at_end || n.cached_len == n.seq_len;
   const std::int64_t q_begin = a.q_begin[req];

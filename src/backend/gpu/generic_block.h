@@ -14,7 +14,8 @@ namespace quire::gpu {
 struct ScoreRow {
   std::int32_t token = 0, head = 0, q_pos = 0;
   float slope = 0.0f;
-  std::int32_t first_key = 0, end_key = 0;  ///< it sees [first_key, end_key) of its request
+  std::int32_t first_key = 0, end_key = 0;  ///< it sees [first_key, end_key) of its request, but for a prefix and a tree
+  std::int32_t prefix_end = 0;              ///< it sees [0, prefix_end) of a prefix
   std::int32_t begin = 0, end = 0;          ///< keys of the tile at hand that it sees; neither decreases from row to row
   float correction = 1.0f;                  ///< rescale factor of sums from before the present tile
   float max = 0.0f, sum = 0.0f;             ///< at the end of the item
@@ -60,12 +61,19 @@ struct GenericItem {
   std::int32_t num_rows = 0;
   std::int32_t first_visible =
       0;  ///< no row sees a key before it; for kernels that take causal rows at the end of their keys only
+  std::int32_t prefix_end = 0, gap_end = 0, tree_begin = 0;  ///< regions of the mask (semantics/mask.h)
 };
 
-/// Keys [begin, end) of the tile at `first`, relative to it; those from `cached` on are this step's rows.
+/// Keys [begin, end) of the tile at `first`, relative to it, all of one region; those from `cached` on are this step's rows.
 struct TileKeys {
   std::int32_t first = 0, begin = 0, end = 0, cached = 0;
+  bool of_prefix = false, of_tree = false;
 };
+
+/// The first key from `at` on that is in no gap.
+QUIRE_DEVICE std::int32_t past_gap(const GenericItem& item, std::int32_t at) {
+  return at >= item.prefix_end && at < item.gap_end ? item.gap_end : at;
+}
 
 QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   GenericItem item;
@@ -78,6 +86,15 @@ QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   return item;
 }
 
+/// Sets the regions of an item's mask. Kernels that take causal rows at the end of their keys only have no use for them.
+QUIRE_DEVICE void set_regions(const AttendArgs& a, GenericItem& item) {
+  const Sight sight = sight_of(a, item.slice.req, item.lengths);
+  const semantics::KeyRange gap = sight.mask.gap(sight.first + item.slice.row_begin / a.group);
+  item.prefix_end = static_cast<std::int32_t>(sight.mask.prefix_end);
+  item.gap_end = static_cast<std::int32_t>(gap.end);
+  item.tree_begin = static_cast<std::int32_t>(sight.mask.tree_begin);
+}
+
 /// Threads 0 to kGenericTileRows - 1 describe the item's rows.
 QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, const GenericBlock& block) {
   const int m = thread_index();
@@ -87,7 +104,12 @@ QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, co
   r.token = item.lengths.first_token + query_row;
   r.head = item.kv_head * a.group + row % a.group;
   const Sight sight = sight_of(a, item.slice.req, item.lengths);
-  const semantics::KeyRange seen = sight.of_row(query_row);
+  const semantics::KeyRange seen = sight.mask.of_row(sight.first + query_row);
+  r.prefix_end = 0;
+  if (item.prefix_end > 0) {
+    const std::int64_t end = sight.mask.order_end(sight.first + query_row);
+    r.prefix_end = static_cast<std::int32_t>(end < item.prefix_end ? end : item.prefix_end);
+  }
   r.q_pos = static_cast<std::int32_t>(sight.first) + query_row;
   r.first_key = static_cast<std::int32_t>(seen.begin);
   r.end_key = static_cast<std::int32_t>(seen.end);
@@ -99,13 +121,18 @@ QUIRE_DEVICE std::int32_t clamped(std::int64_t value, std::int32_t low, std::int
   return value < low ? low : value > high ? high : static_cast<std::int32_t>(value);
 }
 
-/// Keys of the tile at `first` that some row may see. The item's rows are described; no row sees a key before the first row's.
-QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& block, std::int32_t first) {
+/// Keys from `at` to the end of its tile or its region that some row may see. The item's rows are described; no row sees a key
+/// before the first row's.
+QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& block, std::int32_t at) {
   TileKeys keys;
-  keys.first = first;
-  keys.begin = clamped(block.rows[0].first_key - first, 0, kGenericTileKeys);
-  keys.end = clamped(item.slice.key_end - first, 0, kGenericTileKeys);
-  keys.cached = clamped(item.lengths.cached_len - first, keys.begin, keys.end);
+  keys.first = at / kGenericTileKeys * kGenericTileKeys;
+  keys.of_prefix = at < item.prefix_end;
+  keys.of_tree = at >= item.tree_begin;
+  const std::int32_t region_end = keys.of_prefix ? item.prefix_end : keys.of_tree ? item.slice.key_end : item.tree_begin;
+  const std::int32_t first = keys.of_prefix || keys.of_tree ? at : block.rows[0].first_key;
+  keys.begin = clamped(first - keys.first, at - keys.first, kGenericTileKeys);
+  keys.end = clamped((region_end < item.slice.key_end ? region_end : item.slice.key_end) - keys.first, 0, kGenericTileKeys);
+  keys.cached = clamped(item.lengths.cached_len - keys.first, keys.begin, keys.end);
   return keys;
 }
 
@@ -136,9 +163,17 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
   if (m < 0 || m >= kGenericTileRows) return;
   // Rows beyond the item see nothing, at the place where the last row stops seeing.
   const ScoreRow& last = block.rows[m < item.num_rows ? m : item.num_rows - 1];
-  const std::int32_t end = clamped(last.end_key - keys.first, 0, keys.end);
+  const std::int32_t seen_end = keys.of_tree ? keys.first + keys.end : keys.of_prefix ? last.prefix_end : last.end_key;
+  const std::int32_t seen_begin = keys.of_tree || keys.of_prefix ? keys.first + keys.begin : last.first_key;
+  const std::int32_t end = clamped(seen_end - keys.first, 0, keys.end);
   block.rows[m].end = end;
-  block.rows[m].begin = m < item.num_rows ? clamped(last.first_key - keys.first, 0, kGenericTileKeys) : end;
+  block.rows[m].begin = m < item.num_rows ? clamped(seen_begin - keys.first, 0, kGenericTileKeys) : end;
+}
+
+/// Whether a row sees a key of a tree, whose position counts from the request's first key.
+QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const GenericItem& item, const ScoreRow& row, std::int32_t position) {
+  const semantics::TreeBits bits{a.tree_bits.data + row.token * a.tree_bytes_of_row, a.tree_bits.stride};
+  return bits.sees(position - item.tree_begin);
 }
 
 /// The keys of a tile, or its values: cached rows and this step's.

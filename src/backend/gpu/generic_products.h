@@ -62,8 +62,11 @@ QUIRE_DEVICE void add_value(Float4& sum, float weight, const Float4& v) {
   sum = {fma(weight, v.x, sum.x), fma(weight, v.y, sum.y), fma(weight, v.z, sum.z), fma(weight, v.w, sum.w)};
 }
 
+/// The weight of a key of a tree that a row does not see. No weight is negative.
+constexpr float kUnseenWeight = -1.0f;
+
 /// Adds weight * value over the keys that each of the thread's two rows sees: a value that a row does not see may be NaN.
-QUIRE_DEVICE void add_values(const GenericBlock& block, Float4 (&sum)[Accumulator::kRows]) {
+QUIRE_DEVICE void add_values(const GenericBlock& block, Float4 (&sum)[Accumulator::kRows], bool of_tree) {
   const int m = Accumulator::first_row();
   const ScoreRow &upper = block.rows[m], &lower = block.rows[m + 1];
   scale_by(sum[0], upper.correction);
@@ -71,6 +74,15 @@ QUIRE_DEVICE void add_values(const GenericBlock& block, Float4 (&sum)[Accumulato
   const float* weights = block.scores + m * kScorePitch;
   const float* v = block.staged + Accumulator::dim();
   const auto value = [&](int key) { return *reinterpret_cast<const Float4*>(v + key * kDimPitch); };
+  if (of_tree) {
+    QUIRE_NO_UNROLL
+    for (int key = upper.begin; key < upper.end; ++key) {
+      if (!(weights[key] < 0.0f)) add_value(sum[0], weights[key], value(key));
+      if (lower.begin < lower.end && !(weights[kScorePitch + key] < 0.0f))
+        add_value(sum[1], weights[kScorePitch + key], value(key));
+    }
+    return;
+  }
   // Borders never decrease from row to row: first keys of the upper row alone, then of both rows, then of the lower row alone.
   int key = upper.begin;
   for (; key < upper.end && key < lower.begin; ++key) add_value(sum[0], weights[key], value(key));

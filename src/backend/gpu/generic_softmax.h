@@ -6,6 +6,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/generic_block.h"
+#include "backend/gpu/generic_products.h"
 #include "semantics/score.h"
 #include "semantics/softmax_state.h"
 
@@ -33,18 +34,24 @@ QUIRE_DEVICE float sum_over_row(float value) {
 
 /// Turns the row's dot products into exp(s - max) times the scale of the value, folds them into `state` (the same on all lanes of
 /// the row) and leaves the factor for what was summed before in the row's `correction`.
-QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const GenericBlock& block,
+QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
                                semantics::SoftmaxState& state) {
   const int m = thread_index() / kSoftmaxLanes, lane = thread_index() % kSoftmaxLanes;
   ScoreRow& row = block.rows[m];
   float* weights = block.scores + m * kScorePitch;
   float s[kKeysPerLane];
   float tile_max = -INFINITY;
+  std::uint32_t hidden = 0;  // bit j: key j of the lane is of a tree, and the row does not see it
+  static_assert(kKeysPerLane <= 32);
   QUIRE_UNROLL
   for (int j = 0; j < kKeysPerLane; ++j) {
     const int key = lane + j * kSoftmaxLanes;
     s[j] = -INFINITY;
     if (key < row.begin || key >= row.end) continue;
+    if (keys.of_tree && !sees_in_tree(a, item, row, keys.first + key)) {
+      hidden |= 1u << j;
+      continue;
+    }
     const auto distance = static_cast<float>(static_cast<std::int64_t>(keys.first + key) - row.q_pos);
     s[j] = semantics::score<semantics::FloatOps>(weights[key] * block.key_scale[key], a.score, row.slope, distance);
     tile_max = s[j] > tile_max ? s[j] : tile_max;
@@ -56,6 +63,10 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
   for (int j = 0; j < kKeysPerLane; ++j) {
     const int key = lane + j * kSoftmaxLanes;
     if (key < row.begin || key >= row.end) continue;
+    if ((hidden >> j & 1u) != 0) {
+      weights[key] = kUnseenWeight;
+      continue;
+    }
     // Only scores of -inf so far: exp(-inf - -inf) would be NaN. A NaN score must still poison the row.
     float weight = s[j] != s[j] ? s[j] : 0.0f;
     if (max != -INFINITY) weight = exp2((s[j] - max) * semantics::kLog2e);

@@ -43,7 +43,11 @@ inline unsigned long long permit_of(std::span<const AttendArgs> lists) {
       with_all(lists.size(), a.num_reqs, a.num_tokens, a.num_q_heads, a.num_kv_heads, a.head_dim, a.page_size, a.window,
                a.num_pages, a.most_rows, a.most_keys, std::int64_t{a.key.data != nullptr}, std::int64_t{a.may_be_padded},
                std::int64_t{a.causal_by_default}, a.window_right, a.causal.data, a.causal.stride, a.v_head_dim);
-  for (const semantics::IndexView* view : {&a.query_start_loc, &a.seq_lens, &a.cached_lens, &a.q_begin, &a.key_begin})
+  permit = with_all(permit, a.chunk, a.prefix_len, std::int64_t{a.spans_beyond_window}, a.spans.data, a.spans.count,
+                    a.spans.row_stride, a.spans.stride, a.spans_of_request, a.tree_bits.data, a.tree_bits.stride,
+                    a.tree_bytes_of_row, a.most_tree_keys);
+  for (const semantics::IndexView* view :
+       {&a.query_start_loc, &a.seq_lens, &a.cached_lens, &a.q_begin, &a.key_begin, &a.prefix_lens, &a.tree_lens})
     permit = with_view(permit, *view);
   const BlockTable& t = a.block_table;
   permit = with_all(permit, t.data, static_cast<std::int64_t>(t.dtype), t.row_stride, t.column_stride, t.columns);

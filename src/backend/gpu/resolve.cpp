@@ -65,6 +65,30 @@ WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
 
 }  // namespace
 
+namespace {
+
+/// Chunks, prefixes, spans and trees.
+void set_shapes(AttendArgs& a, const Batch& batch, const Options& options) {
+  a.spans_beyond_window = options.spans_beyond_window;
+  semantics::Mask mask;
+  mask.set_chunk(options.attention_chunk.value_or(0));
+  a.chunk = mask.chunk;
+  a.prefix_len = options.prefix_len.value_or(0);
+  a.prefix_lens = index_of(batch.prefix_lens);
+  a.tree_lens = index_of(batch.tree_lens);
+  if (const Tensor& t = batch.spans; t.present()) {
+    a.spans = {t.data, t.shape[1], t.stride[1], t.stride[2], t.dtype};
+    a.spans_of_request = t.stride[0];
+  }
+  if (const Tensor& t = batch.tree_mask; t.present()) {
+    a.tree_bits = {static_cast<const std::uint8_t*>(t.data), t.stride[1]};
+    a.tree_bytes_of_row = t.stride[0];
+    a.most_tree_keys = 8 * t.shape[1];
+  }
+}
+
+}  // namespace
+
 AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome) {
   AttendArgs a;
   a.num_reqs = narrow(batch.seq_lens.shape[0]);
@@ -106,13 +130,15 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   a.outcome = outcome;
   a.may_be_padded = batch.padding != Padding::refused;
   a.zero_padding = batch.padding == Padding::zero;
-  a.has_masks = !options.causal || batch.causal.present() || batch.q_begin.present();
+  a.has_masks = !options.causal || batch.causal.present() || batch.q_begin.present() || options.attention_chunk ||
+                options.prefix_len || batch.prefix_lens.present() || batch.spans.present() || batch.tree_mask.present();
   a.causal_by_default = options.causal;
   if (batch.causal.present()) a.causal = semantics::flag_view(batch.causal);
   a.q_begin = index_of(batch.q_begin);
   a.key_begin = index_of(batch.key_begin);
   a.window_right = options.window_right.value_or(-1);
   a.v_head_dim = narrow(v_head_dim(cache));
+  set_shapes(a, batch, options);
   a.k_token_scale = semantics::token_scales(cache.k_scale);
   a.v_token_scale = semantics::token_scales(cache.v_scale);
   return a;

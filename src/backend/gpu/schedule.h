@@ -10,10 +10,10 @@
 #include "backend/gpu/block_scan.h"
 #include "backend/gpu/break_call.h"
 #include "backend/gpu/checked_lengths.h"
-#include "backend/gpu/division.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/tiles.h"
 #include "schedule/cuts.h"
+#include "schedule/division.h"
 
 namespace quire::gpu {
 
@@ -23,7 +23,7 @@ using schedule::kUncut;
 /// What all requests ask for.
 struct Load {
   std::int64_t key_tiles = 0;    ///< see schedule::Tiling::most_key_tiles()
-  std::int64_t short_tiles = 0;  ///< see division.h
+  std::int64_t short_tiles = 0;  ///< see schedule/division.h
   std::int32_t unsound = 0;      ///< requests whose lengths break a rule
   QUIRE_DEVICE Load operator+(const Load& o) const {
     return {key_tiles + o.key_tiles, short_tiles + o.short_tiles, unsound + o.unsound};
@@ -66,12 +66,12 @@ struct Tiles {
   }
 };
 
-/// Places in the work list; of one tile or summed over tiles.
-struct Places {
+/// Entries of the work list: slices, and merge counters; of one tile or summed over tiles.
+struct ListEntries {
   Count slices, merges;
-  QUIRE_DEVICE Places operator+(const Places& o) const { return {slices + o.slices, merges + o.merges}; }
-  QUIRE_DEVICE Places from(int lane) const { return {{shuffle(slices.value, lane)}, {shuffle(merges.value, lane)}}; }
-  /// Parts of split tiles, where `tiles` tiles have these places: a tile that is not split is one slice.
+  QUIRE_DEVICE ListEntries operator+(const ListEntries& o) const { return {slices + o.slices, merges + o.merges}; }
+  QUIRE_DEVICE ListEntries from(int lane) const { return {{shuffle(slices.value, lane)}, {shuffle(merges.value, lane)}}; }
+  /// Parts of split tiles, where `tiles` tiles have these entries: a tile that is not split is one slice.
   QUIRE_DEVICE std::int64_t parts(std::int64_t tiles) const {
     return static_cast<std::int64_t>(slices.value) - tiles + static_cast<std::int64_t>(merges.value);
   }
@@ -82,7 +82,7 @@ struct ScheduleBlock {
   BlockScan<Load, kScheduleThreads> loads;
   BlockScan<Tried, kScheduleThreads> tried;
   BlockScan<Tiles, kScheduleThreads> tiles;
-  BlockScan<Places, kScheduleThreads> places;
+  BlockScan<ListEntries, kScheduleThreads> entries;
   std::int32_t* tile_begin;   ///< [kScheduleThreads] of each request at hand, its first tile
   std::int32_t* slice_begin;  ///< [kScheduleThreads] of each tile at hand, its first slice
   WorkSlice* slice;           ///< [kScheduleThreads] what its slices have in common; key_begin and key_end are the tile's
@@ -92,13 +92,13 @@ struct ScheduleBlock {
       : loads(area),
         tried(area),
         tiles(area),
-        places(area),
+        entries(area),
         tile_begin(area.take<std::int32_t>(kScheduleThreads)),
         slice_begin(area.take<std::int32_t>(kScheduleThreads)),
         slice(area.take<WorkSlice>(kScheduleThreads)),
         part_keys(area.take<std::int32_t>(kScheduleThreads)) {}
   static constexpr int kBytes = decltype(loads)::kBytes + decltype(tried)::kBytes + decltype(tiles)::kBytes +
-                                decltype(places)::kBytes + 3 * piece_bytes<std::int32_t>(kScheduleThreads) +
+                                decltype(entries)::kBytes + 3 * piece_bytes<std::int32_t>(kScheduleThreads) +
                                 piece_bytes<WorkSlice>(kScheduleThreads);
 };
 constexpr int kScheduleSharedBytes = ScheduleBlock::kBytes;
@@ -121,7 +121,7 @@ QUIRE_DEVICE Load load_of(const AttendArgs& a, ScheduleBlock& block) {
     if (!n.sound) continue;
     const std::int32_t tiles = tiling_of(a).tiles(static_cast<std::int32_t>(n.query_len));
     mine.key_tiles += tiling_of(a).most_key_tiles(tiles, n.context_len, n.seq_len, a.window, a.has_masks);
-    if (!a.has_masks) mine.short_tiles += short_tiles_of(a, n.query_len, n.context_len);
+    if (!a.has_masks) mine.short_tiles += schedule::short_tiles_of(a, n.query_len, n.context_len);
   }
   block.loads.exclusive(mine);
   return block.loads.total();
@@ -153,9 +153,9 @@ QUIRE_DEVICE std::int32_t first_part_tiles(const AttendArgs& a, const Load& load
   return first == kUncut ? kUncut : part_tiles_for_target(a, first, block);
 }
 
-/// `begin`: places of the `tiles` tiles before it.
-QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, std::int32_t req, const Tile& tile, const Places& count,
-                                   const Places& begin, std::int64_t tiles) {
+/// `begin`: entries of the `tiles` tiles before it.
+QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, std::int32_t req, const Tile& tile, const ListEntries& count,
+                                   const ListEntries& begin, std::int64_t tiles) {
   WorkSlice slice;
   slice.req = req;
   slice.row_begin = tile.row_begin;
@@ -172,7 +172,8 @@ QUIRE_DEVICE WorkSlice whole_slice(const AttendArgs& a, std::int32_t req, const 
 
 /// The slices of the tiles that block.slice describes, and their merge counters, as far as there is room. `done`: before them;
 /// `count`: theirs.
-QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, const Places& done, const Places& count) {
+QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, const ListEntries& done,
+                               const ListEntries& count) {
   const WorkList& work = a.work;
   const auto first = static_cast<std::int64_t>(done.slices.value);
   for (std::int64_t i = thread_index(); i < count.slices.value && first + i < work.max_slices; i += kScheduleThreads) {
@@ -195,14 +196,14 @@ QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, 
     work.parts_done[i] = 0;
 }
 
-/// All tiles and the places that they took.
+/// All tiles and the entries that they took.
 struct Dealt {
-  Places places;
+  ListEntries entries;
   std::int64_t tiles = 0;
   QUIRE_DEVICE bool fits(const AttendArgs& a) const {
     const WorkList& work = a.work;
-    return places.slices.fits(work.max_slices) && places.merges.fits(work.max_merges) &&
-           places.parts(tiles) * a.num_kv_heads <= work.max_partials;
+    return entries.slices.fits(work.max_slices) && entries.merges.fits(work.max_merges) &&
+           entries.parts(tiles) * a.num_kv_heads <= work.max_partials;
   }
 };
 
@@ -221,15 +222,15 @@ QUIRE_DEVICE void deal_tiles(const AttendArgs& a, ScheduleBlock& block, std::int
       tile = tile_at(a, req, index - block.tile_begin[r]);
       cuts = schedule::cuts_of(tiling_of(a), tile, a.work.split_keys, part_tiles);
     }
-    const Places count{Count::of(cuts.parts), Count::of(cuts.parts > 1 ? 1 : 0)};
-    const Places before = block.places.exclusive(count);
+    const ListEntries count{Count::of(cuts.parts), Count::of(cuts.parts > 1 ? 1 : 0)};
+    const ListEntries before = block.entries.exclusive(count);
     block.slice_begin[thread_index()] = static_cast<std::int32_t>(before.slices.value);
-    block.slice[thread_index()] = whole_slice(a, req, tile, count, done.places + before, done.tiles + thread_index());
+    block.slice[thread_index()] = whole_slice(a, req, tile, count, done.entries + before, done.tiles + thread_index());
     block.part_keys[thread_index()] = cuts.keys;
     block_barrier();  // the tiles at hand are described
-    const Places all = block.places.total();
-    write_slices(a, block, done.places, all);
-    done.places = done.places + all;
+    const ListEntries all = block.entries.total();
+    write_slices(a, block, done.entries, all);
+    done.entries = done.entries + all;
     done.tiles += total - first < kScheduleThreads ? total - first : kScheduleThreads;
   }
 }
@@ -264,9 +265,10 @@ QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
   }
   if (thread_index() != 0) return;
   if (!room) break_call(a);
-  *a.work.num_slices = room ? static_cast<std::int32_t>(done.places.slices.value) : 0;
+  *a.work.num_slices = room ? static_cast<std::int32_t>(done.entries.slices.value) : 0;
   *a.work.next_item = 0;
-  if (a.work.division.all_units > 0) *a.work.division.units = units_for_long(load.key_tiles, load.short_tiles, a.work.division);
+  if (a.work.division.all_units > 0)
+    *a.work.division.units = schedule::units_for_long(load.key_tiles, load.short_tiles, a.work.division);
 }
 
 }  // namespace quire::gpu

@@ -71,12 +71,15 @@ struct Task {
   std::span<const Chosen> rows;
 };
 
-/// Keys [first, first + count) of one request and KV head as real values, in lanes. Lanes after the last key or dim hold
-/// anything: nobody uses what is computed from them.
+/// Keys [first, first + count) of one request and KV head as real values, in lanes, or the keys of `listed`. Lanes after the last
+/// key or dim hold anything: nobody uses what is computed from them.
 struct DecodedKeys {
   std::int64_t first = 0, count = 0;
-  std::vector<double> k;  // [blocks(count)][head_dim][kLanes keys]
-  std::vector<double> v;  // [blocks(v_head_dim)][count][kLanes dims]
+  std::vector<std::int64_t> listed;  // ascending; empty: the keys are one range
+  std::vector<double> k;             // [blocks(count)][head_dim][kLanes keys]
+  std::vector<double> v;             // [blocks(v_head_dim)][count][kLanes dims]
+
+  std::int64_t position(std::int64_t i) const { return listed.empty() ? first + i : listed[static_cast<std::size_t>(i)]; }
 };
 
 /// A query row of one head, which sees the keys [first, first + count), counted from DecodedKeys::first. Vectors per key: logit;
@@ -105,6 +108,8 @@ class Oracle {
     rounds_kv_ = profile.dequantised_to_query;
     errors_ = numerics::score_errors(profile, batch.query.shape[2]);
     // Scores of a scaled query have one more rounding (numerics.md, "8-bit rows").
+    has_shape_ = options.attention_chunk || options.prefix_len || batch.prefix_lens.present() || batch.spans.present() ||
+                 batch.tree_mask.present();
     if (batch.q_scale.present()) errors_.per_magnitude *= 1 + numerics::kAccumulatorRoundoff / errors_.plain;
     head_dim_ = batch.query.shape[2];
     v_head_dim_ = batch.output.shape[2];
@@ -166,12 +171,65 @@ class Oracle {
     return static_cast<const std::uint8_t*>(batch_.causal.data)[r * batch_.causal.stride[0]] != 0;
   }
 
+  /// Whether positions q and k of a sequence lie in one span of request `r`.
+  bool in_one_span(std::int64_t r, std::int64_t q, std::int64_t k) const {
+    const Tensor& t = batch_.spans;
+    for (std::int64_t i = 0; t.present() && i < t.shape[1]; ++i) {
+      const std::int64_t at = r * t.stride[0] + i * t.stride[1];
+      const std::int64_t begin = semantics::load_index(t.data, t.dtype, at);
+      const std::int64_t end = semantics::load_index(t.data, t.dtype, at + t.stride[2]);
+      if (begin <= q && q < end && begin <= k && k < end) return true;
+    }
+    return false;
+  }
+
+  /// The condition of batch.hpp for one key, where neither the row nor the key is of a tree.
+  bool is_visible(std::int64_t r, std::int64_t q, std::int64_t k) const {
+    const bool together = in_one_span(r, q, k);
+    const std::int64_t later = causal(r) ? 0 : std::min(options_.window_right.value_or(kWidestWindow), kWidestWindow);
+    if (k > q + later && !together) return false;
+    if (together && options_.spans_beyond_window) return true;
+    if (k < (batch_.prefix_lens.present() ? index_at(batch_.prefix_lens, r) : options_.prefix_len.value_or(0))) return true;
+    const std::int64_t window = std::min(options_.sliding_window.value_or(kWidestWindow), kWidestWindow);
+    if (q - k >= window || (together && k > q + later && k - q >= window)) return false;
+    return chunk_of(q) == chunk_of(k);
+  }
+
+  /// The chunk of a position, rounded down: rows may stand before position 0.
+  std::int64_t chunk_of(std::int64_t position) const {
+    const std::int64_t chunk = options_.attention_chunk.value_or(0);
+    return chunk == 0 ? 0 : (position >= 0 ? position : position - chunk + 1) / chunk;
+  }
+
+  /// Keys of request `r` that a row sees, counted from the request's first; asked of masks that have a shape.
+  std::vector<std::int64_t> keys_of(std::int64_t r, std::int64_t token) const {
+    const std::int64_t begin = batch_.key_begin.present() ? index_at(batch_.key_begin, r) : 0;
+    const std::int64_t num_keys = index_at(batch_.seq_lens, r), q = position(r, token) + begin;
+    const std::int64_t tree = batch_.tree_lens.present() ? index_at(batch_.tree_lens, r) : 0;
+    std::vector<std::int64_t> keys;
+    for (std::int64_t k = 0; k < num_keys - tree; ++k)
+      if (is_visible(r, q, k + begin)) keys.push_back(k);
+    const auto* bits = static_cast<const std::uint8_t*>(batch_.tree_mask.data);
+    for (std::int64_t b = 0; b < tree; ++b)
+      if (bits[token * batch_.tree_mask.stride[0] + b / 8 * batch_.tree_mask.stride[1]] >> (b % 8) & 1)
+        keys.push_back(num_keys - tree + b);
+    return keys;
+  }
+
   /// Keys [first, end) of request `r` that a row sees: k <= q_pos if the request is causal, else k <= q_pos + window_right;
-  /// q_pos - k < sliding_window. first = end, both within the keys, if it sees none.
+  /// q_pos - k < sliding_window. first = end, both within the keys, if it sees none. has_holes: the row does not see them all.
   struct Seen {
     std::int64_t first, end;
+    bool has_holes = false;
   };
+  Seen seen_of_shape(std::int64_t r, std::int64_t token) const {
+    const std::vector<std::int64_t> keys = keys_of(r, token);
+    if (keys.empty()) return {0, 0};
+    const Seen seen{keys.front(), keys.back() + 1};
+    return {seen.first, seen.end, seen.end - seen.first != static_cast<std::int64_t>(keys.size())};
+  }
   Seen seen(std::int64_t r, std::int64_t token) const {
+    if (has_shape_) return seen_of_shape(r, token);
     const std::int64_t q_pos = position(r, token), num_keys = index_at(batch_.seq_lens, r);
     Seen keys{0, num_keys};
     if (options_.sliding_window) keys.first = q_pos - std::min(*options_.sliding_window, kWidestWindow) + 1;
@@ -185,13 +243,17 @@ class Oracle {
     return keys;
   }
 
-  /// Number of leading `rows`, beginning with a row of request `r`, that share a decoded copy: no unseen key lies between them.
+  /// Number of leading `rows`, beginning with a row of request `r`, that share a decoded copy: no unseen key lies between them,
+  /// and both ends of what they see grow. A row with holes has a copy of its own.
   std::size_t rows_of_task(std::int64_t r, std::span<const Chosen> rows) const {
     const std::int64_t end = index_at(batch_.query_start_loc, r + 1);
+    Seen last = seen(r, rows[0].token);
     std::size_t n = 1;
-    while (n < std::min(rows.size(), kRowsPerTask) && rows[n].token < end &&
-           seen(r, rows[n].token).first <= seen(r, rows[n - 1].token).end)
-      ++n;
+    for (; n < std::min(rows.size(), kRowsPerTask) && rows[n].token < end && !last.has_holes; ++n) {
+      const Seen next = seen(r, rows[n].token);
+      if (next.has_holes || next.first > last.end || next.first < last.first || next.end < last.end) break;
+      last = next;
+    }
     return n;
   }
 
@@ -217,17 +279,23 @@ class Oracle {
   }
 
   void decode(const Task& task, DecodedKeys& out) const {
-    out.first = seen(task.req, task.rows.front().token).first;
-    out.count = seen(task.req, task.rows.back().token).end - out.first;
+    const Seen of_first = seen(task.req, task.rows.front().token);
+    out.listed.clear();
+    if (of_first.has_holes) out.listed = keys_of(task.req, task.rows.front().token);
+    out.first = of_first.first;
+    out.count = of_first.has_holes ? static_cast<std::int64_t>(out.listed.size())
+                                   : seen(task.req, task.rows.back().token).end - out.first;
     out.k.resize(static_cast<std::size_t>(blocks(out.count) * head_dim_ * kLanes));
     out.v.resize(static_cast<std::size_t>(blocks(v_head_dim_) * out.count * kLanes));
     const std::int64_t cached =
         batch_.cached_lens.present() ? index_at(batch_.cached_lens, task.req) : index_at(batch_.seq_lens, task.req);
-    const std::int64_t stored =
-        std::clamp<std::int64_t>(cached - out.first, 0, out.count);  // keys whose K and V are in the cache
+    // Keys whose K and V are in the cache.
+    const std::int64_t stored = of_first.has_holes
+                                    ? std::lower_bound(out.listed.begin(), out.listed.end(), cached) - out.listed.begin()
+                                    : std::clamp<std::int64_t>(cached - out.first, 0, out.count);
     for (std::int64_t first = 0; first < stored; first += kLanes)
       decode_cached(task, first, std::min(kLanes, stored - first), out);
-    for (std::int64_t i = stored; i < out.count; ++i) decode_new(task, out.first + i, i, out);
+    for (std::int64_t i = stored; i < out.count; ++i) decode_new(task, out.position(i), i, out);
   }
 
   /// Keys [first, first + count) of the task, a block of lanes. K is written dim by dim, as it lies in the block: key by key,
@@ -236,7 +304,7 @@ class Oracle {
     double k_scale[kLanes], v_scale[kLanes];
     std::int64_t k_at[kLanes], v_at[kLanes];
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t k = out.first + first + i, page = page_of(task.req, k), slot = k % page_size_;
+      const std::int64_t k = out.position(first + i), page = page_of(task.req, k), slot = k % page_size_;
       k_scale[i] = cache_scale(cache_.k_scale, page, slot, task.kv_head);
       v_scale[i] = cache_scale(cache_.v_scale, page, slot, task.kv_head);
       k_at[i] = token_offset(/*is_key=*/true, page, slot, task.kv_head);
@@ -320,7 +388,7 @@ class Oracle {
     row.index = at * batch_.query.shape[1] + row.head;
     const Seen visible = seen(task.req, token);
     row.first = visible.first - keys.first;
-    row.count = visible.end - visible.first;
+    row.count = visible.has_holes ? keys.count : visible.end - visible.first;
     row.loses = false;
     row.q.resize(static_cast<std::size_t>(head_dim_));
     const Tensor& t = batch_.query;
@@ -342,7 +410,7 @@ class Oracle {
     loops_.dot(&keys.k[static_cast<std::size_t>(b * head_dim_ * kLanes)], row.q.data(), head_dim_, dot, magnitude);
     for (std::int64_t k = begin; k < end; ++k) {
       const auto i = static_cast<std::size_t>(k - row.first);
-      const double bias = slope * static_cast<double>(keys.first + k - row.q_pos);
+      const double bias = slope * static_cast<double>(keys.position(k) - row.q_pos);
       row.logit[i] = capped(scale_ * dot.sum[k % kLanes]) + bias;
       if (!row.stored.empty()) row.stored[i] = stored_roundings(scale_ * dot.sum[k % kLanes], bias);
       row.magnitude[i] =
@@ -448,6 +516,7 @@ class Oracle {
   std::int64_t head_dim_ = 0, v_head_dim_ = 0, num_kv_heads_ = 0, page_size_ = 0, group_ = 0;
   double scale_ = 0;
   bool rounds_kv_ = false;
+  bool has_shape_ = false;  // the mask has a chunk, a prefix, spans or a tree
   numerics::ScoreErrors errors_{};
   std::vector<std::int64_t> k_dim_offset_, v_dim_offset_;
 };

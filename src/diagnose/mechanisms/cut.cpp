@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -24,15 +25,15 @@ std::vector<Cut> cuts(const faults_detail::Facts& f) {
     for (const N unit : {N{1}, f.page_size})
       list.push_back({formatted("split of {}{}", count, unit == 1 ? "" : " in whole pages"),
                       [count, unit](const Extent& e, N k) {
-                        const N units = (e.to - e.from + unit - 1) / unit;
-                        return (k - e.from) / std::max<N>(1, (units + count - 1) / count * unit);
+                        const N units = semantics::ceil_div(e.to - e.from, unit);
+                        return (k - e.from) / std::max<N>(1, semantics::ceil_div(units, count) * unit);
                       },
                       true, false});
     for (const N unit : {N{1}, f.page_size})
       list.push_back({formatted("split of {}{} of the sequence", count, unit == 1 ? "" : " in whole pages"),
                       [count, unit](const Extent& e, N k) {
-                        const N units = (e.seq_len + unit - 1) / unit;
-                        return k / std::max<N>(1, (units + count - 1) / count * unit);
+                        const N units = semantics::ceil_div(e.seq_len, unit);
+                        return k / std::max<N>(1, semantics::ceil_div(units, count) * unit);
                       },
                       true, true});
     list.push_back({formatted("split of {} of the sequence, ends rounded down", count),

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -16,6 +17,7 @@ using faults_detail::Facts;
 using faults_detail::Key;
 using faults_detail::Model;
 using faults_detail::Row;
+using semantics::round_up;
 
 constexpr std::size_t kBestEnds = 3;  // candidates of one cell: neighbours may fit equally if weights are small
 constexpr std::size_t kMostRules = 160;
@@ -111,13 +113,14 @@ class Rules {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
       if (end == own / t * t) add_end("rounded down to " + name, [t](const Row& row) { return (row.q_pos + 1) / t * t; });
       if (end == r.q_pos / t * t) add_end("without the own one of " + name, [t](const Row& row) { return row.q_pos / t * t; });
-      if (end == up(own, t)) add_end("rounded up to " + name, [t](const Row& row) { return up(row.q_pos + 1, t); });
-      if (end == std::min(up(own, t), r.seq_len))
+      if (end == round_up(own, t)) add_end("rounded up to " + name, [t](const Row& row) { return round_up(row.q_pos + 1, t); });
+      if (end == std::min(round_up(own, t), r.seq_len))
         add_end("rounded up to " + name + ", within seq_len",
-                [t](const Row& row) { return std::min(up(row.q_pos + 1, t), row.seq_len); });
+                [t](const Row& row) { return std::min(round_up(row.q_pos + 1, t), row.seq_len); });
       if (end == std::min(own, r.seq_len / t * t))
         add_end("seq_len rounded down to " + name, [t](const Row& row) { return std::min(row.q_pos + 1, row.seq_len / t * t); });
-      if (end == up(r.seq_len, t)) add_end("seq_len rounded up to " + name, [t](const Row& row) { return up(row.seq_len, t); });
+      if (end == round_up(r.seq_len, t))
+        add_end("seq_len rounded up to " + name, [t](const Row& row) { return round_up(row.seq_len, t); });
       if (end == r.context_len() / t * t + own - r.context_len())
         add_end("context_len rounded down to " + name,
                 [t](const Row& row) { return row.context_len() / t * t + row.q_pos + 1 - row.context_len(); });
@@ -139,8 +142,9 @@ class Rules {
       if (begin == cell.from / t * t)
         add_begin("from the first key rounded down to " + name,
                   [f, t](const Row& row) { return f->first_key(row.q_pos) / t * t; });
-      if (begin == up(cell.from, t))
-        add_begin("from the first key rounded up to " + name, [f, t](const Row& row) { return up(f->first_key(row.q_pos), t); });
+      if (begin == round_up(cell.from, t))
+        add_begin("from the first key rounded up to " + name,
+                  [f, t](const Row& row) { return round_up(f->first_key(row.q_pos), t); });
       if (begin == r.q_pos / t * t) add_begin("the own one only of " + name, [t](const Row& row) { return row.q_pos / t * t; });
       if (begin == r.context_len() / t * t)
         add_begin("from context_len rounded down to " + name, [t](const Row& row) { return row.context_len() / t * t; });
@@ -152,14 +156,14 @@ class Rules {
     const Facts* f = &f_;
     for (const std::int64_t t : tiles_) {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
-      add_end("rounded up to " + name, [t](const Row& row) { return up(row.q_pos + 1, t); });
-      add_end("seq_len rounded up to " + name, [t](const Row& row) { return up(row.seq_len, t); });
+      add_end("rounded up to " + name, [t](const Row& row) { return round_up(row.q_pos + 1, t); });
+      add_end("seq_len rounded up to " + name, [t](const Row& row) { return round_up(row.seq_len, t); });
     }
     const std::int64_t page = f_.page_size;
     rules_.emplace("ends rounded up to whole pages; masked keys of the last page are multiplied by 0",
                    Rule{{},
-                        [page](const Row& row) { return up(row.q_pos + 1, page); },
-                        [page](const Row& row) { return up(row.seq_len, page); }});
+                        [page](const Row& row) { return round_up(row.q_pos + 1, page); },
+                        [page](const Row& row) { return round_up(row.seq_len, page); }});
     for (const std::int64_t shift : {-1, 1}) {
       const auto other = [f, shift](const Row& row) {
         return f->seq_lens[Facts::at((row.req + shift + f->num_reqs) % f->num_reqs)];
@@ -192,7 +196,6 @@ class Rules {
   }
 
  private:
-  static std::int64_t up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
   void add_end(const std::string& detail, End end) {
     if (rules_.size() < kMostRules) rules_.emplace("ends " + detail, Rule{{}, std::move(end)});
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -56,7 +57,7 @@ void propose_mask(const Scene& scene, Proposals& list) {
     std::function<std::int64_t(const Row&)> end;
   };
   std::vector<End> ends{{"up to seq_len", [](const Row& r) { return r.seq_len; }},
-                        {"up to the end of the last page", [page](const Row& r) { return (r.seq_len + page - 1) / page * page; }},
+                        {"up to the end of the last page", [page](const Row& r) { return semantics::round_up(r.seq_len, page); }},
                         {"up to the end of the own page", [page](const Row& r) { return (r.q_pos + page) / page * page; }},
                         {"before the window only", [](const Row& r) { return r.q_pos + 1; }}};
   for (const std::int64_t tile : {16, 32, 64, 128})

@@ -7,6 +7,7 @@
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "diagnose/mechanisms/side.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -165,7 +166,7 @@ class Search {
   /// Pairs of columns that explain the cell if their pages are exchanged.
   std::vector<std::pair<std::int64_t, std::int64_t>> exchanged(Sides sides) const {
     constexpr std::int64_t kMostColumns = 64;
-    const std::int64_t first = (cell_.from + f_.page_size - 1) / f_.page_size;
+    const std::int64_t first = semantics::ceil_div(cell_.from, f_.page_size);
     const std::int64_t last = std::min(cell_.to, cell_.row.cached_len) / f_.page_size;  // whole pages only
     std::vector<std::pair<std::int64_t, std::int64_t>> found;
     if (last - first > kMostColumns || last - first < 2) return found;

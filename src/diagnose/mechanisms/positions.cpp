@@ -5,6 +5,7 @@
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "faults/families.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -45,7 +46,7 @@ void propose_positions(const Scene& scene, Proposals& list) {
   add("the position of the last row of its request, for all of them", 0, [](const Row& r) { return r.seq_len - 1; });
   for (std::int64_t tile = 4; tile <= 128; tile *= 2)
     add(formatted("as if query_len were rounded up to a multiple of {}, with the same seq_len", tile), 1,
-        [tile](const Row& r) { return r.q_pos - ((r.query_len + tile - 1) / tile * tile - r.query_len); });
+        [tile](const Row& r) { return r.q_pos - (semantics::round_up(r.query_len, tile) - r.query_len); });
   add("q_pos + query_len: seq_len is taken for context_len", 0, [](const Row& r) { return r.q_pos + r.query_len; });
   for (const std::int64_t shift : {-1, 1})
     add(formatted("as if context_len were that of request r {:+}, within seq_len", shift), 1, [f, shift](const Row& r) {

@@ -21,6 +21,7 @@ std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, con
 std::vector<std::string> refuses_all_but_amx_scores(const Problem& problem, const Device& device) {
   std::vector<std::string> reasons = refuses_all_but_bf16_scores(problem, device);
   refuse_unequal_dims(problem, reasons);
+  refuse_regions(problem, reasons);
   return reasons;
 }
 

@@ -6,7 +6,7 @@
 
 namespace quire::plan_detail {
 
-/// Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill a multiprocessor.
+/// Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill an SM.
 inline constexpr ShortAndTall kMmaTiles = {.short_rows = 8, .tall_rows = 64, .tile_keys = 64, .blocks_per_unit = 2};
 
 /// Whether cuda_mma takes what cuda_sm90 does not, of that row's types: it has no instance for an 8-bit query.

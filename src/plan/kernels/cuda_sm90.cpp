@@ -11,6 +11,7 @@
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
 #include "schedule/capacities.h"
+#include "semantics/ceil_div.h"
 
 namespace quire::plan_detail {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 /// Every row sees every key, whatever its position: prefill takes such requests, but from packed 8-bit caches at head_dim 256.
 bool sees_all_keys(const Problem& p) {
   if (p.layout == CacheLayout::packed && is_fp8(p.kv_dtype) && p.head_dim == 256) return false;
-  return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi;
+  return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi && !p.has_shapes();
 }
 
 /// Problems that src/backend/cuda/sm90/ reads by tensor copies.
@@ -51,7 +52,7 @@ bool has_rounded_prefill(const Plan& plan) { return !plan.exact_weights && !plan
 std::int64_t most_rows(const Plan& plan) { return plan.bounds.max_query_len * plan.problem.group(); }
 
 /// Two launches more, and decode that waits for prefill to begin, cost up to 9 us (H200, 32 x 1k with 256 on 256: 68 us for 59),
-/// and the shorter of the two is what can be saved. Decode from fp8 caches needs all multiprocessors to convert what memory
+/// and the shorter of the two is what can be saved. Decode from fp8 caches needs all SMs to convert what memory
 /// delivers: nothing is idle.
 bool is_worth_dividing(const Plan& plan) {
   if (is_fp8(plan.problem.kv_dtype)) return false;
@@ -135,9 +136,9 @@ DeviceList decode_tiles(const Plan& plan) {
 std::int64_t most_parts_of_segment(const Plan& plan) {
   constexpr std::int64_t kDimsAtOnce = 4 * 128;
   const std::int64_t rows = std::clamp<std::int64_t>(most_rows(plan), 1, kSm90.narrow_rows);
-  const std::int64_t rounds = schedule::ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
+  const std::int64_t rounds = semantics::ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
   const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
-  const auto tiles = static_cast<double>(schedule::ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
+  const auto tiles = static_cast<double>(semantics::ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
   return std::max(kSm90.many_parts,
                   static_cast<std::int64_t>(std::sqrt(tiles * kSm90.tile_by_part / static_cast<double>(rounds))));
 }
@@ -161,7 +162,7 @@ void size_decode(DeviceList& decode, const Plan& plan) {
   set_capacities(decode, plan, room);
 }
 
-/// Tiles of whole groups, half for each block of a pair; a block a multiprocessor. One group has to fit a block.
+/// Tiles of whole groups, half for each block of a pair; a block an SM. One group has to fit a block.
 DeviceList prefill_tiles(const Plan& plan) {
   const std::int64_t group = plan.problem.group(), block_rows = kSm90.prefill_rows / 2;
   DeviceList prefill;

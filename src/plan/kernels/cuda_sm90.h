@@ -40,7 +40,7 @@ struct Sm90Tuning {
 
   /// Score rows of a warpgroup of a wide tile, as registers allow.
   constexpr std::int64_t wide_rows(std::int64_t head_dim) const { return head_dim == 256 ? 16 : 32; }
-  /// Decode blocks of a multiprocessor, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
+  /// Decode blocks of an SM, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
   constexpr std::int64_t decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows) const {
     if (tile_rows != narrow_rows || head_dim > 128) return 1;
     return cache_itemsize == 1 ? 4 : 2;

@@ -28,8 +28,6 @@ Reasons mla_refuses(const Problem& problem, const Device& device) {
         formatted("d is {} and dv {}, expected {} and {}", problem.head_dim, problem.out_dim(), kMla.key_dim, kMla.value_dim));
   if (problem.num_kv_heads != 1) reasons.push_back(formatted("kv heads are {}, expected 1", problem.num_kv_heads));
   if (problem.layout == CacheLayout::packed) reasons.push_back("layout is packed, expected nhd or hnd");
-  if (problem.page_size % kMla.copied_tokens != 0)
-    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, kMla.copied_tokens));
   if (problem.logits_soft_cap) reasons.push_back("cap is given, expected absent");
   if (problem.alibi) reasons.push_back("alibi is 1, expected 0");
   if (problem.k_scale != ScaleKind::none || problem.v_scale != ScaleKind::none)
@@ -49,7 +47,7 @@ DeviceList generic_instead(const Plan&, const DeviceList& list) {
   return other;
 }
 
-/// A block fills a multiprocessor.
+/// A block fills an SM.
 std::vector<DeviceList> mla_lists(const Plan& plan) {
   if (plan.exact_weights || plan.batch_invariant) {
     std::vector<DeviceList> lists = rows::cuda_generic.gpu->lists(plan);
@@ -72,11 +70,10 @@ constexpr GpuTraits kMlaTraits = {.lists = mla_lists, .instead = generic_instead
 }  // namespace
 
 constinit const KernelRow rows::cuda_sm90_mla = {
-    .info =
-        {"cuda_sm90_mla", Backend::cuda, 0u,
-         "q=f16 or bf16 with kv=q, out=q, d=576, dv=512 with V in K's rows, one KV head, page=multiple of 8, nhd or hnd; sm90",
-         "absorbed decode of MLA by Hopper's TMA and wgmma: two warpgroups share the output of 64 rows; weights are rounded "
-         "to 16 bits, as in FlashMLA"},
+    .info = {"cuda_sm90_mla", Backend::cuda, 0u,
+             "q=f16 or bf16 with kv=q, out=q, d=576, dv=512 with V in K's rows, one KV head, nhd or hnd; sm90",
+             "absorbed decode of MLA by Hopper's TMA and wgmma: two warpgroups share the output of 64 rows; weights are rounded "
+             "to 16 bits, as in FlashMLA"},
     .refuses = mla_refuses,
     .why_first = "it is made for MLA on Hopper (keys and values are one copy)",
     .gpu = &kMlaTraits};

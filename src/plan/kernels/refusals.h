@@ -26,11 +26,20 @@ inline void refuse_unequal_dims(const Problem& problem, Reasons& reasons) {
     reasons.push_back(formatted("dv is {}, expected {} (as d)", problem.out_dim(), problem.head_dim));
 }
 
+/// Kernels whose tiles know one range of keys a row.
+inline void refuse_regions(const Problem& problem, Reasons& reasons) {
+  if (problem.has_prefix) reasons.push_back("a prefix is given, expected absent");
+  if (problem.has_tree) reasons.push_back("tree_mask is given, expected absent");
+}
+
 /// The tuned GPU kernels know causal rows at the end of their keys, with or without a window.
 inline void refuse_other_masks(const Problem& problem, Reasons& reasons) {
   if (problem.has_causal) reasons.push_back("causal is given by request, expected absent");
   if (!problem.causal) reasons.push_back("causal is 0, expected 1");
   if (problem.has_q_begin) reasons.push_back("q_begin is given, expected absent (rows at the end of their keys)");
+  if (problem.attention_chunk) reasons.push_back(formatted("chunk is {}, expected absent", *problem.attention_chunk));
+  if (problem.has_spans) reasons.push_back("spans are given, expected absent");
+  refuse_regions(problem, reasons);
 }
 
 /// Tuned kernels multiply sums by one scale of a KV head.

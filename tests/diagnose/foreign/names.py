@@ -7,10 +7,10 @@ explains all that is wrong (`explained` at least ALL): then its parameters make 
 
 ALL = 0.999
 
-KEY_SETS = {"key_range", "mask", "positions", "split"}      # the set of keys that a row sees is all that differs
+KEY_SETS = {"key_range", "mask", "positions", "shapes", "split"}      # the set of keys that a row sees is all that differs
 PAGES = {"page", "table_row", "page_contents"}               # what stands where a page is read
 GROUPS = {
-    "key_range": KEY_SETS, "mask": KEY_SETS, "positions": KEY_SETS, "page": PAGES, "table_row": PAGES,
+    "key_range": KEY_SETS, "mask": KEY_SETS, "positions": KEY_SETS, "shapes": KEY_SETS, "page": PAGES, "table_row": PAGES,
     "page_is_anothers": PAGES, "slots_rotated_in_a_page": PAGES, "page_is_stale": PAGES, "two_pages_exchanged": PAGES,
     "split_dropped": KEY_SETS, "last_split_alone": KEY_SETS, "length_of_a_neighbour": KEY_SETS | PAGES,
     "shared_prefix_dropped": KEY_SETS | PAGES,
@@ -54,6 +54,11 @@ CATALOGUE = {
                  "q_begin_as_int32 rows_at_first_key window_right_one_long window_right_one_short window_right_ignored "
                  "window_right_in_causal_requests window_only_in_causal_requests as_many_keys_as_rows alibi_symmetric "
                  "no_key_gives_nan no_key_not_written no_key_lse_zero no_key_lse_plus_infinity",
+    "shapes": "chunk_ignored chunk_as_window chunk_one_early chunk_from_first_key prefix_ignored prefix_one_short prefix_one_long "
+              "prefix_of_next_request prefix_from_first_key prefix_seen_by_earlier_rows span_ignored span_end_included span_one_short "
+              "span_first_only span_of_next_request span_beyond_window_inverted spans_are_one tree_ignored tree_all_visible "
+              "tree_highest_bit_first tree_one_late tree_of_next_row tree_of_first_request tree_of_first_row tree_first_byte_only "
+              "tree_hides_context tree_without_own_key",
     "key_range": "seq_lens_as_int32 seq_lens_without_new_tokens seq_lens_off_by_one seq_len_of_neighbour "
                  "causal_sees_one_future_key causal_excludes_own_key window_one_short window_one_long window_ignored "
                  "window_from_page_start window_from_last_row window_from_first_row window_only_in_prefill window_only_in_decode "

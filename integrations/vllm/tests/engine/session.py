@@ -127,7 +127,8 @@ def _serve(core: Any, seconds: float, streams: int) -> dict[str, Any]:
 
 def _options(given: dict[str, str]) -> dict[str, Any]:
     """What LLM() takes, of the arguments."""
-    names = ("dtype", "block_size", "kv_cache_dtype", "attention_backend", "num_gpu_blocks_override", "enforce_eager", "max_num_batched_tokens")
+    names = ("dtype", "block_size", "kv_cache_dtype", "attention_backend", "num_gpu_blocks_override", "enforce_eager", "max_num_batched_tokens",
+             "tensor_parallel_size")  # fmt: skip
     read = {name: given[name] for name in names if name in given}
     return {name: (int(text) if text.isdecimal() else text == "True" if text in ("True", "False") else text) for name, text in read.items()}
 

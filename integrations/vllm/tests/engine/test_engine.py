@@ -36,6 +36,26 @@ def test_greedy_tokens_are_those_of_vllms_own_attention(tmp_path):
     assert "decode on" in ours["log"]
 
 
+@pytest.fixture(scope="module")
+def even_heads(tmp_path_factory):
+    """The model with as many heads as two processes can share."""
+    target = tmp_path_factory.mktemp("model")
+    command = [sys.executable, str(_SESSION.with_name("even_heads.py")), os.environ["QUIRE_VLLM_MODEL"], str(target)]
+    subprocess.run(command, check=True)
+    return {"QUIRE_VLLM_MODEL": str(target)}
+
+
+def test_two_processes_that_share_the_heads_give_the_tokens_of_one(tmp_path, even_heads):
+    given = {"dtype": "float32", "attention_backend": "CUSTOM", "block_size": 16, "count": 24}
+    one = session(tmp_path, "tokens", even_heads, **given)
+    cpus = sorted(os.sched_getaffinity(0))
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}|{cpus[-1]}"}  # vLLM binds a process to a NUMA node, if not told else
+    two = session(tmp_path, "tokens", {**even_heads, **bound}, **given, tensor_parallel_size=2)
+    assert two["tokens"] == one["tokens"]
+    assert "heads=12:4" in one["log"]
+    assert two["log"].count("heads=6:2") == 2
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
 def test_a_small_cache_with_prefixes_chunks_and_aborts_has_no_finding(tmp_path, kv_cache_dtype):
     given = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "attention_backend": "CUSTOM", "block_size": 16, "num_gpu_blocks_override": 64}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One named line per PTX instruction of Hopper (sm_90a) that the sm90 kernels use: mbarriers, tensor copies (TMA), dependent
-// launches and wgmma (PTX ISA 8.x, "mbarrier", "cp.async.bulk.tensor", "griddepcontrol", "Asynchronous warpgroup level matrix
-// instructions").
+// One named line per PTX instruction of Hopper (sm_90a) that the sm90 kernels use: mbarriers, tensor copies (TMA) and wgmma (PTX
+// ISA 8.x, "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions").
 #pragma once
 
 #include <cuda.h>
@@ -157,11 +156,6 @@ __device__ inline std::int32_t count(std::int32_t* counter, std::int32_t last) {
   asm volatile("atom.acquire.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
   return before;
 }
-
-/// Waits until the kernels that this launch depends on are complete.
-__device__ inline void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-/// Lets the next kernel of the stream start, if it was launched to do so.
-__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 /// Barrier `id` (1 to 15) among `threads` threads of the block.
 template <int kId, int kThreads>

@@ -274,10 +274,8 @@ struct Short {
       semantics::SoftmaxState state;
       for (int w = 0; w < kWarps; ++w) state = semantics::combine(state, natural_state<T>(from.max[w][r], from.sum[w][r])).state;
       float weight[kWarps];
-      for (int w = 0; w < kWarps; ++w) {
-        const semantics::SoftmaxState part = natural_state<T>(from.max[w][r], from.sum[w][r]);
-        weight[w] = part.max == -INFINITY ? 0.0f : expf(part.max - state.max);
-      }
+      for (int w = 0; w < kWarps; ++w)
+        weight[w] = semantics::weight_in(natural_state<T>(from.max[w][r], from.sum[w][r]).max, state.max);
       const bool whole = item.slice.num_parts == 1;
       const std::int64_t at = partial_tile(a, item, item.slice.part) * a.work.tile_rows + r;
       OutputRow out{};

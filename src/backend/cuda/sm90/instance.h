@@ -19,7 +19,7 @@ constexpr int kTileKeys = schedule::kShareTileKeys;
 constexpr int kPackedKeys = 8;     ///< tokens of a core matrix of packed keys
 constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at least
 constexpr int kFewRequests = 64;   ///< that one warp counts
-constexpr int kRowEntries = 960;   ///< of the row of tiles that a block counts in shared memory
+constexpr int kWorkEntries = 960;  ///< first iterations of requests that a block keeps in shared memory
 
 // Constants of prefill/.
 constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys

@@ -17,7 +17,7 @@ constexpr plan_detail::Sm90Tuning kTuning = plan_detail::kSm90;
 static_assert(kTuning.prefill_rows == kPair * kPrefillBlockRows);
 static_assert(kTuning.prefill_keys(128) == prefill_keys(128) && kTuning.prefill_keys(256) == prefill_keys(256));
 
-/// Every place in the row of decode/scheduler.h has a number of 32 bits.
+/// Every iteration of decode/scheduler.h has a number of 32 bits.
 bool fits_row(const gpu::AttendArgs& a) {
   const std::int64_t tiles = (a.block_table.columns * a.page_size + a.num_tokens) / kTileKeys + 1;
   const std::int64_t pieces = a.work.split_keys > 0 ? tiles * kTileKeys / a.work.split_keys + 2 : 1;

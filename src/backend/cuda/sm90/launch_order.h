@@ -5,7 +5,7 @@
 // alone: the kernel waits for prepare where it must, and lets no launch start before all its blocks have ended.
 //
 // first, beside and last are three launches that run at the same time, in this order in the stream. `beside` starts when all
-// blocks of `first` have let it start (launch_dependents), and `last` likewise after `beside`. Blocks of `first` let it start
+// blocks of `first` have let it start (let_dependents_start), and `last` likewise after `beside`. Blocks of `first` let it start
 // after they have waited for prepare, so `beside` and `last` find what prepare wrote. Block 0 of each launch waits, at its end,
 // until the launch ahead is complete; the other blocks do not wait. So `last` is complete only after `first` and `beside` are,
 // and what follows `last` in the stream follows all three.
@@ -15,7 +15,7 @@
 // be complete, and so do all blocks before they begin where there is work.
 #pragma once
 
-#include "backend/cuda/hopper/instructions.h"
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/gpu/args.h"
 #include "backend/gpu/draw.h"
@@ -25,7 +25,7 @@ namespace quire::cuda::sm90 {
 /// At the end of every thread, or of what it writes.
 __device__ inline void end_turn(const HopperArgs& args) {
   const bool alone = args.turn == Turn::alone || args.turn == Turn::leading;
-  if (alone || blockIdx.x == 0) hopper::wait_for_dependencies();
+  if (alone || blockIdx.x == 0) wait_for_dependencies();
 }
 
 /// Begins a prefill block. False in blocks that leave their SM to decode, or that find nothing left: a list that began on all
@@ -37,11 +37,11 @@ __device__ inline bool begin_turn(const HopperArgs& args) {
     if (!left) end_turn(args);
     return left;
   }
-  hopper::wait_for_dependencies();
+  wait_for_dependencies();
   const bool first = args.turn == Turn::first;
   if (first) {
     __threadfence();
-    hopper::launch_dependents();
+    let_dependents_start();
   }
   gpu::confirm_if_first(args.common);
   return !first || static_cast<int>(blockIdx.x) < *args.common.work.division.units;
@@ -73,18 +73,18 @@ __device__ inline int draw_of_pair(const HopperArgs& args, int num_items) {
 /// SM by then, and the trailing launch finds what prepare wrote.
 __device__ inline void let_trailing_start(const HopperArgs& args) {
   if (args.turn != Turn::leading) return;
-  hopper::wait_for_dependencies();
+  wait_for_dependencies();
   __threadfence();
-  hopper::launch_dependents();
+  let_dependents_start();
 }
 
 /// Number of decode blocks that have work, with kBlocks of them on an SM.
 template <int kBlocks>
 __device__ inline int begin_decode_turn(const HopperArgs& args) {
   // A layer finds nothing of its call ahead of it, so what it reads may still be written.
-  if (args.common.prepared && args.turn != Turn::beside) hopper::wait_for_dependencies();
+  if (args.common.prepared && args.turn != Turn::beside) wait_for_dependencies();
   if (args.turn != Turn::beside) return static_cast<int>(gridDim.x);
-  hopper::launch_dependents();
+  let_dependents_start();
   const int units = *static_cast<const volatile std::int32_t*>(args.common.work.division.units);
   return (args.common.work.division.all_units - units) * kBlocks;
 }

@@ -225,6 +225,8 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
 
 /// The dims of a row are two dimensions, so that a copy lays pieces of 64 dims one behind the other.
 bool encode(LatentMaps& maps, const gpu::AttendArgs& a) {
+  maps.copied_tokens = a.page_size % kMlaPieceKeys == 0 ? kMlaPieceKeys : 1;
+  if (maps.copied_tokens == 1) return true;
   constexpr std::int64_t kDims = 64;
   const auto side_by_side = [&](CUtensorMap& map, std::int64_t boxes) {
     const semantics::KvStrides& s = a.cache_k.strides;

@@ -122,10 +122,8 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
 #pragma unroll 1
       for (int first = 0; first < parts; first += kAtOnce) {
         if (first > 0 || dim >= 128) load(acc, first, dim);
-        if (first % 32 == 0) {
-          const float max = state_of(first + lane).max;
-          weight_of_mine = max == -INFINITY ? 0.0f : expf(max - state.max);  // an empty part weighs nothing, and so does none
-        }
+        if (first % 32 == 0)  // an empty part weighs nothing, and so does a part that does not exist
+          weight_of_mine = semantics::weight_in(state_of(first + lane).max, state.max);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);

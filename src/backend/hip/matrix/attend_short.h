@@ -146,7 +146,7 @@ struct Short {
     SoftmaxState state;
     QUIRE_NO_UNROLL
     for (int p = 0; p < kKeyParts; ++p) state = semantics::combine(state, shared.states[p * kShortRows + lane_row()]).state;
-    const float weight = weight_of(shared.states[key_part * kShortRows + lane_row()], state.max);
+    const float weight = semantics::weight_in(shared.states[key_part * kShortRows + lane_row()].max, state.max);
     QUIRE_NO_UNROLL
     for (int p = 0; p < kKeyParts; ++p) {
       if (p == key_part) add_share(sums, weight, p == 0);

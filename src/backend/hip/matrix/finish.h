@@ -19,9 +19,6 @@ QUIRE_DEVICE SoftmaxState natural_state(float max2, float sum) {
   return {sum != sum ? sum : (max2 - T::kWeightShift) * kLn2, sum};
 }
 
-/// The factor of a part in a union with this maximum; an empty part's sums are zeros.
-QUIRE_DEVICE float weight_of(const SoftmaxState& part, float max) { return part.max == -INFINITY ? 0.0f : expf(part.max - max); }
-
 /// Where an output row begins, in elements, and what its sums are multiplied by.
 struct OutputRow {
   std::int64_t at = 0;

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/decode/merge_parts.h"
 #include "backend/cuda/sm90/decode/merge_staged.h"
 #include "backend/cuda/sm90/decode/softmax.h"
@@ -33,21 +34,21 @@ struct Epilogue {
 
   /// Index of this warpgroup's memory for the end of a piece: the first warpgroup ends pieces, or each ends its own rows.
   __device__ int end_index() const { return Memory::kByRows ? group.index : 0; }
-  /// Rows of a partial result's place, and this warpgroup's first row among all places.
-  __device__ int place_rows() const { return Memory::kSlices ? a.work.tile_rows : kRows; }
+  /// Rows of a partial result, and this warpgroup's first row among those of all partial results.
+  __device__ int partial_rows() const { return Memory::kSlices ? a.work.tile_rows : kRows; }
   __device__ std::int64_t rows_before(const Job& job) const {
-    return static_cast<std::int64_t>(job.parts.place(job.parts.part)) * place_rows() + group.first_row(job) -
+    return static_cast<std::int64_t>(job.parts.partial(job.parts.part)) * partial_rows() + group.first_row(job) -
            job.item.slice.row_begin;
   }
 
-  /// Accumulators to this part's place in the workspace, straight from registers: eight lanes fill 32 bytes.
+  /// Accumulators to this part's partial result in the workspace, straight from registers: eight lanes fill 32 bytes.
   __device__ void keep_values(const State& state, const Job& job) const {
     const Me me;
-    const std::int64_t place = rows_before(job);
+    const std::int64_t first = rows_before(job);
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) {
       if (me.column(q) >= group.num_rows(job)) continue;
-      float* const row = a.work.partial_acc + (place + me.column(q)) * kDim;
+      float* const row = a.work.partial_acc + (first + me.column(q)) * kDim;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
 #pragma unroll
@@ -71,7 +72,7 @@ struct Epilogue {
   /// written without the flag: no block reads a partial result before its part is counted, and is_last_part() reads the flag
   /// when it counts.
   __device__ bool is_sound() const {
-    if (args.turn != Turn::beside) hopper::wait_for_dependencies();
+    if (args.turn != Turn::beside) wait_for_dependencies();
     return !gpu::is_refused(a);
   }
 
@@ -155,7 +156,7 @@ struct Epilogue {
     static_assert(sizeof(shared.weights[0]) >= sizeof(float2[128]));
     const MergeParts<T, kDim, kRows, Tiles::kPartsAtOnce> merge{a,
                                                                 group.num_rows(job),
-                                                                place_rows(),
+                                                                partial_rows(),
                                                                 group.first_row(job) - job.item.slice.row_begin,
                                                                 job.parts,
                                                                 reinterpret_cast<float2*>(shared.weights[group.index])};

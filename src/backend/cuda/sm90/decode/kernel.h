@@ -35,23 +35,23 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   }
   const int blocks = begin_decode_turn<Memory::kBlocks>(args);
   if (static_cast<int>(blockIdx.x) >= blocks) return end_turn(args);
-  const Places<Memory::kSlices> places(a, blocks);
+  const Iterations<Memory::kSlices> iterations(a, blocks);
   const int warp = static_cast<int>(threadIdx.x) / 32 - Memory::kConsumerThreads / 32;
   const bool few = a.num_reqs <= kFewRequests, produces = warp >= 0 && warp < Memory::kProducerWarps;
-  Counted row{};
-  if (!few || produces) row = count_tiles<Memory::kThreads>(args, places, shared.row, few, warp);
-  if (few) __syncthreads();  // all see the mbarriers; count_tiles() has a barrier otherwise
+  Counted counted{};
+  if (!few || produces) counted = count_iterations<Memory::kThreads>(args, iterations, shared.work, few, warp);
+  if (few) __syncthreads();  // all see the mbarriers; count_iterations() has a barrier otherwise
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kConsumerRegisters>();
     gpu::confirm_if_first(a);
     Consumer<T, Memory>{args, shared}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kProducerRegisters>();
-    if (produces) Producer<Memory>{args, maps, shared, warp}.run(pieces_of(a, places, row, blocks));
+    if (produces) Producer<Memory>{args, maps, shared, warp}.run(pieces_of(a, iterations, counted, blocks));
     let_trailing_start(args);
     end_turn(args);
     // Prepare reports broken lengths, too. Too many parts are found here alone.
-    if (row.all == kUnsound && threadIdx.x == Memory::kConsumerThreads) gpu::break_call(a);
+    if (counted.all == kUnsound && threadIdx.x == Memory::kConsumerThreads) gpu::break_call(a);
   }
 #endif
 }

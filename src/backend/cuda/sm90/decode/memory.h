@@ -64,7 +64,8 @@ struct Memory {
     };
     float max[kRows], sums[4][kRows];  ///< of each warp's keys
   };
-  /// Narrow tiles: segments that a block completes are merged when its share is done. They are no more than the block's places.
+  /// Narrow tiles: segments that a block completes are merged when its share is done. They are no more than the block's partial
+  /// results.
   static constexpr bool kMergesLast = !kSlices;
   struct Unmerged {
     tile::Item item;
@@ -95,8 +96,8 @@ struct Memory {
     hopper::Barrier found_full[kOthers], found_free[kOthers];
     hopper::Barrier k_full[kStages], v_full[kStages], k_free[kStages], v_free[kStages];
     int last[kEnds];
-    std::conditional_t<kMergesLast, Unmerged, char> unmerged[kPlacesOfBlock];
-    Row row;
+    std::conditional_t<kMergesLast, Unmerged, char> unmerged[kPartialsOfBlock];
+    WorkEntries work;
   };
   /// The largest number of stages that fits.
   template <int kStages>

@@ -23,9 +23,9 @@ struct MergeParts {
   static_assert(kLanes % kAtOnce == 0);
 
   const gpu::AttendArgs& a;
-  const int rows;         ///< that exist
-  const int place_rows;   ///< of a partial result's place
-  const int rows_before;  ///< in it
+  const int rows;          ///< that exist
+  const int partial_rows;  ///< of a partial result
+  const int rows_before;   ///< in it
   const Parts parts;
   float2* const staged;  ///< [128]: of a part, its weight and weighted sum
 
@@ -35,16 +35,16 @@ struct MergeParts {
   /// Chunks that hold rows.
   __device__ int chunks() const { return min(kChunks, (rows * kThreads + 127) / 128); }
 
-  /// Place of part `part`, in rows from part 0's place of the second kind on.
-  __device__ int stride() const { return parts.step * place_rows; }
+  /// First row of part `part`, counted from where part 0 would be if it were like the others.
+  __device__ int stride() const { return parts.step * partial_rows; }
   __device__ int row_of_part(int part) const {
-    return part == 0 ? (parts.first_place - parts.next_place) * place_rows : part * stride();
+    return part == 0 ? (parts.first_partial - parts.next_partial) * partial_rows : part * stride();
   }
   __device__ std::int64_t first_row(int chunk) const {
-    return static_cast<std::int64_t>(parts.next_place) * place_rows + rows_before + row_of(chunk);
+    return static_cast<std::int64_t>(parts.next_partial) * partial_rows + rows_before + row_of(chunk);
   }
 
-  /// Maximum and sum; of no keys where there is no such part. (Rows that do not exist have places, too.)
+  /// Maximum and sum; of no keys where there is no such part. (Rows that do not exist have memory, too.)
   __device__ float2 state_of(int chunk, int part) const {
     if (part >= parts.count) return make_float2(-INFINITY, 0.0f);
     return __ldcg(reinterpret_cast<const float2*>(a.work.partial_states) + first_row(chunk) + row_of_part(part));

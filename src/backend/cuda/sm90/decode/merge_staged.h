@@ -60,10 +60,10 @@ class StagedMerge {
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
   __device__ static int lane() { return thread() % kLanes; }
   __device__ static int row_of(int chunk) { return (thread() + 128 * chunk) / kThreads; }
-  /// Part p > 0 is so many rows behind part p - 1; part 0 a place behind where it would be by that.
-  static constexpr int kApart = kPlacesOfBlock * kRows;
+  /// Part p > 0 is so many rows behind part p - 1; part 0 is a partial result behind where it would be by that.
+  static constexpr int kApart = kPartialsOfBlock * kRows;
   __device__ std::int64_t row_at(int chunk, int part) const {
-    return (std::int64_t{parts_.next_place} + part * kPlacesOfBlock) * kRows + row_of(chunk);
+    return (std::int64_t{parts_.next_partial} + part * kPartialsOfBlock) * kRows + row_of(chunk);
   }
   __device__ static int skipped(int part) { return part == 0 ? kRows : 0; }
 

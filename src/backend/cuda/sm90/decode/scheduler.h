@@ -17,13 +17,13 @@
 
 namespace quire::cuda::sm90::decode {
 
-using schedule::kPlacesOfBlock;
+using schedule::kPartialsOfBlock;
 using schedule::quotient;
 using Parts = schedule::Parts<std::int32_t>;
 using Piece = schedule::Piece<std::int32_t>;
 using RowSlice = schedule::RowSlice<std::int32_t>;
 template <bool kSlices>
-using Places = schedule::Places<gpu::AttendArgs, kSlices>;
+using Iterations = schedule::Iterations<gpu::AttendArgs, kSlices>;
 
 /// Keys that rows of a slice see. Where the slice has all rows of a request, their positions take no divisions.
 template <bool kSlices>
@@ -34,18 +34,18 @@ __device__ inline tile::RowSpan span_of(const gpu::AttendArgs& a, const gpu::Len
   return {slice.row_begin, slice.row_end, last.begin, first.end, first.begin, last.end};
 }
 
-/// First places of requests in the row, in shared memory. The host has checked that 32 bits are enough.
-struct Row {
-  alignas(16) std::int32_t begin[kRowEntries + 1];  ///< of every requests_of_entry()-th request; the last is the end of the row
+/// First iterations of requests, in shared memory. The host has checked that 32 bits are enough.
+struct WorkEntries {
+  alignas(16) std::int32_t begin[kWorkEntries + 1];  ///< of every requests_of_entry()-th request; the last is the end of all
   std::int32_t of_warp[12];
-  /// For few requests, each producer warp has a row and all lengths in the same memory.
-  __device__ std::int32_t* begin_of_few(int warp) { return begin + warp * kRowEntries / 2; }
+  /// For few requests, each producer warp has entries and all lengths in the same memory.
+  __device__ std::int32_t* begin_of_few(int warp) { return begin + warp * kWorkEntries / 2; }
   __device__ gpu::Lengths* lengths_of_few(int warp) {
-    static_assert(kFewRequests * (1 + sizeof(gpu::Lengths) / 4) <= kRowEntries / 2 && kFewRequests % 4 == 0);
+    static_assert(kFewRequests * (1 + sizeof(gpu::Lengths) / 4) <= kWorkEntries / 2 && kFewRequests % 4 == 0);
     return reinterpret_cast<gpu::Lengths*>(begin_of_few(warp) + kFewRequests);
   }
 };
-__device__ inline std::int32_t requests_of_entry(const gpu::AttendArgs& a) { return (a.num_reqs - 1) / kRowEntries + 1; }
+__device__ inline std::int32_t requests_of_entry(const gpu::AttendArgs& a) { return (a.num_reqs - 1) / kWorkEntries + 1; }
 
 /// gpu::checked_lengths() and gpu::lengths_of() at once.
 __device__ inline bool are_sound(const HopperArgs& args, std::int32_t req, gpu::Lengths& lengths) {
@@ -64,24 +64,24 @@ __device__ inline bool are_sound(const HopperArgs& args, std::int32_t req, gpu::
   return n.sound;
 }
 
-/// Places of all segments of a request; `unsound` if lengths break a rule, or ask for more parts than there is room for.
+/// Iterations of all segments of a request; `unsound` if lengths break a rule, or ask for more parts than there is room for.
 template <bool kSlices>
-__device__ inline std::int32_t places_of_request(const HopperArgs& args, const Places<kSlices>& places, std::int32_t req,
-                                                 gpu::Lengths& lengths, bool& unsound) {
+__device__ inline std::int32_t iterations_of_request(const HopperArgs& args, const Iterations<kSlices>& iterations,
+                                                     std::int32_t req, gpu::Lengths& lengths, bool& unsound) {
   const gpu::AttendArgs& a = args.common;
   const bool sound = are_sound(args, req, lengths);
   const std::int32_t last = lengths.first_token + lengths.query_len;  // gpu::starts_are_sound()
   if (!sound || (req == 0 && lengths.first_token != 0) || (req == a.num_reqs - 1 && !a.may_end_at(last)) ||
-      lengths.cached_len > a.block_table.columns * a.page_size || !places.has_room(lengths.query_len, lengths.context_len)) {
+      lengths.cached_len > a.block_table.columns * a.page_size || !iterations.has_room(lengths.query_len, lengths.context_len)) {
     unsound = true;
     return 0;
   }
-  return places.of_head(lengths.query_len, lengths.context_len) * a.num_kv_heads;
+  return iterations.of_head(lengths.query_len, lengths.context_len) * a.num_kv_heads;
 }
 
-constexpr std::int32_t kUnsound = -1;  ///< instead of a number of places: lengths break a rule, and nothing may be read
+constexpr std::int32_t kUnsound = -1;  ///< instead of a number of iterations: lengths break a rule, and nothing may be read
 
-/// First places of the row in shared memory, and its number of places.
+/// First iterations of requests, in shared memory, and the number of all iterations.
 struct Counted {
   const std::int32_t* begin;
   std::int32_t all;
@@ -91,14 +91,15 @@ struct Counted {
 /// All threads of the block together; or, of up to kFewRequests, the producer warps, which alone have to know, each on its own:
 /// no barrier of the block is between the lengths and the first copy then. `warp`: of those.
 template <int kThreads, bool kSlices>
-__device__ inline Counted count_tiles(const HopperArgs& args, const Places<kSlices>& places, Row& row, bool few, int warp) {
+__device__ inline Counted count_iterations(const HopperArgs& args, const Iterations<kSlices>& iterations, WorkEntries& work,
+                                           bool few, int warp) {
   const gpu::AttendArgs& a = args.common;
-  static_assert(kThreads / 32 <= sizeof(row.of_warp) / sizeof(row.of_warp[0]));
+  static_assert(kThreads / 32 <= sizeof(work.of_warp) / sizeof(work.of_warp[0]));
   const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
   const int lane = threadIdx.x % 32, t = few ? lane : static_cast<int>(threadIdx.x);
   const int each = few ? (entries + 31) / 32 : (entries + kThreads - 1) / kThreads;
-  std::int32_t* const begin = few ? row.begin_of_few(warp) : row.begin;
-  gpu::Lengths* const lengths = few ? row.lengths_of_few(warp) : nullptr;
+  std::int32_t* const begin = few ? work.begin_of_few(warp) : work.begin;
+  gpu::Lengths* const lengths = few ? work.lengths_of_few(warp) : nullptr;
   bool unsound = false;
   std::int32_t mine = 0;
 #pragma unroll 1
@@ -107,7 +108,7 @@ __device__ inline Counted count_tiles(const HopperArgs& args, const Places<kSlic
 #pragma unroll 1
     for (int req = entry * of_entry; req < min((entry + 1) * of_entry, a.num_reqs); ++req) {
       gpu::Lengths of_request;
-      sum += places_of_request(args, places, req, of_request, unsound);
+      sum += iterations_of_request(args, iterations, req, of_request, unsound);
       if (few) lengths[req] = of_request;
     }
     begin[entry] = sum;
@@ -120,10 +121,10 @@ __device__ inline Counted count_tiles(const HopperArgs& args, const Places<kSlic
     if (lane >= distance) end += other;
   }
   if (!few) {
-    if (lane == 31) row.of_warp[t / 32] = end;
+    if (lane == 31) work.of_warp[t / 32] = end;
     __syncthreads();
 #pragma unroll 1
-    for (int w = 0; w < t / 32; ++w) end += row.of_warp[w];
+    for (int w = 0; w < t / 32; ++w) end += work.of_warp[w];
   }
   std::int32_t at = end - mine;
 #pragma unroll 1
@@ -148,13 +149,13 @@ struct Requests {
   __device__ Lengths lengths(std::int32_t req) const { return known != nullptr ? known[req] : gpu::lengths_of(a, req); }
 };
 
-/// The last request that begins at or before `place`, of kFewRequests: it has tiles.
-__device__ inline int request_of(const std::int32_t* begin, int num_reqs, std::int32_t place) {
+/// The last request that begins at or before `iteration`, of kFewRequests: it has tiles.
+__device__ inline int request_of(const std::int32_t* begin, int num_reqs, std::int32_t iteration) {
   int before = 0;
 #pragma unroll
   for (int first = 0; first < kFewRequests; first += 32) {
     const int req = first + static_cast<int>(threadIdx.x) % 32;
-    before += __popc(__ballot_sync(~0u, req < num_reqs && begin[req] <= place));
+    before += __popc(__ballot_sync(~0u, req < num_reqs && begin[req] <= iteration));
   }
   return before - 1;
 }
@@ -164,17 +165,17 @@ using Pieces = schedule::Pieces<gpu::AttendArgs, kSlices, Requests>;
 
 /// The pieces of this block's share. Every thread that walks sees the same.
 template <bool kSlices>
-__device__ inline Pieces<kSlices> pieces_of(const gpu::AttendArgs& a, const Places<kSlices>& places, const Counted& row,
-                                            int blocks) {
+__device__ inline Pieces<kSlices> pieces_of(const gpu::AttendArgs& a, const Iterations<kSlices>& iterations,
+                                            const Counted& counted, int blocks) {
   constexpr auto rounding = kSlices ? plan_detail::kSm90.wide_share : plan_detail::kSm90.narrow_share;
-  const std::int32_t all = max(row.all, 0), share = schedule::share_of(all, places.segments(), blocks, rounding);
-  const auto find = [&](std::int32_t place) -> schedule::RowEntry<std::int32_t> {
+  const std::int32_t all = max(counted.all, 0), share = schedule::share_of(all, iterations.segments(), blocks, rounding);
+  const auto find = [&](std::int32_t iteration) -> schedule::WorkEntry<std::int32_t> {
     const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
-    const int entry =
-        row.lengths != nullptr ? request_of(row.begin, a.num_reqs, place) : schedule::last_at_or_below(row.begin, entries, place);
-    return {entry * of_entry, row.begin[entry]};
+    const int entry = counted.lengths != nullptr ? request_of(counted.begin, a.num_reqs, iteration)
+                                                 : schedule::last_at_or_below(counted.begin, entries, iteration);
+    return {entry * of_entry, counted.begin[entry]};
   };
-  return {places, {a, row.lengths}, all, share, static_cast<int>(blockIdx.x), find};
+  return {iterations, {a, counted.lengths}, all, share, static_cast<int>(blockIdx.x), find};
 }
 
 }  // namespace quire::cuda::sm90::decode

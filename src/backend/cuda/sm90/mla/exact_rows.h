@@ -37,8 +37,8 @@ __device__ inline void store_exact_row(const gpu::AttendArgs& a, const tile::Ite
     for (int i = 0; i < kKeyDim / 32; ++i) dot = fmaf(query[i], k[i], dot);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-    const float score = dot * a.score.scale * tile::kLog2e, top = fmaxf(max2, score), base = top == -INFINITY ? 0.0f : top;
-    const float rescale = ptx::exp2_approx(max2 - base), weight = ptx::exp2_approx(score - base);
+    const float score = dot * a.score.scale * tile::kLog2e, top = fmaxf(max2, score);
+    const float rescale = semantics::weight_in<ptx::Exp2>(max2, top), weight = semantics::weight_in<ptx::Exp2>(score, top);
     sum = sum * rescale + weight;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) acc[i] = acc[i] * rescale + weight * k[i];

@@ -13,6 +13,7 @@ constexpr int kMlaRows = 64, kMlaKeyDim = 576, kMlaValueDim = 512, kMlaPieceKeys
 /// dims after the other, swizzled by their rows of 128 bytes.
 struct LatentMaps {
   CUtensorMap half, rest;
+  int copied_tokens;  ///< 8, or 1 where pages do not hold whole eights: then threads copy, and there are no maps
 };
 
 /// mla/instances.cu: the items of args.work. args.head_dim is that of the values.

@@ -6,6 +6,7 @@
 // output (mainloop.h). Weights are rounded to the query's type (numerics.md, "Rounded weights").
 #pragma once
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/mla/epilogue.h"
 #include "backend/cuda/sm90/mla/mainloop.h"
 #include "backend/cuda/sm90/mla/producer.h"
@@ -14,14 +15,14 @@
 namespace quire::cuda::sm90::mla {
 
 template <typename T, int kGroup>
-__device__ __forceinline__ void consume(const gpu::AttendArgs& a, Shared& shared) {
+__device__ __forceinline__ void consume(const gpu::AttendArgs& a, const LatentMaps& maps, Shared& shared) {
   Phases phases;
   Items items{a, shared};
   while (items.advance()) {
     const tile::Item& item = items.item();
     load_query(a, item, shared);
     typename Online<T>::State state;
-    Mainloop<T, kGroup>{a, shared}.fold(state, item, key_span(a, item), phases);
+    Mainloop<T, kGroup>{a, maps, shared}.fold(state, item, key_span(a, item), phases);
     Epilogue<T, kGroup>{a, shared}.close(state, item);
   }
 }
@@ -35,11 +36,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     shared.zero = 0.0f;
-    init_barriers(shared);
+    init_barriers(shared, maps.copied_tokens == 1 ? kWarp : 1);
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  hopper::wait_for_dependencies();
+  wait_for_dependencies();
   gpu::confirm_if_first(a);
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   if (group == kGroups) {
@@ -53,10 +54,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
   } else if (group == 0) {
     hopper::take_registers<kConsumerRegisters>();
-    consume<T, 0>(a, shared);
+    consume<T, 0>(a, maps, shared);
   } else {
     hopper::take_registers<kConsumerRegisters>();
-    consume<T, 1>(a, shared);
+    consume<T, 1>(a, maps, shared);
   }
 #endif
 }

@@ -26,7 +26,7 @@ bool reads(const gpu::AttendArgs& args, const DeviceList&) {
 }
 
 cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
-  LatentMaps maps;
+  LatentMaps maps{};
   if (!encode(maps, args)) return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
   mine.head_dim = args.v_head_dim;

@@ -30,6 +30,7 @@ struct Mainloop {
   static constexpr int kOther = 1 - kGroup;
 
   const gpu::AttendArgs& a;
+  const LatentMaps& maps;
   Shared& shared;
 
   __device__ void free_part(int slot, Part part) const {
@@ -90,7 +91,7 @@ struct Mainloop {
       Scores s;
       Weights p, q;
       float rescale[2];
-      start_scores<T>(s, shared, 0, phases.of(0));
+      start_scores<T>(s, maps, shared, 0, phases.of(0));
       phases.advance(0);
       hopper::wgmma_wait<0>();
       hopper::settle(s);
@@ -106,7 +107,7 @@ struct Mainloop {
   /// Begins the products of the other warpgroup's weights and the values of its tile.
   __device__ void start_other_values(State& state, Weights& p, Phases& phases) const {
     float rescale[2];
-    hopper::wait(&shared.full[kOther][kGroup], phases.of(kOther));  // copies are seen by those who ask
+    await_copies(maps, &shared.full[kOther][kGroup], phases.of(kOther));  // copies are seen by those who ask
     phases.advance(kOther);
     if (adopt(p, state, rescale)) Softmax::rescale_out(state, rescale);
     start_values<T>(state, p, shared, kOther, kGroup);
@@ -119,7 +120,7 @@ struct Mainloop {
       Scores s;
       Weights p, q;
       float rescale[2];
-      start_scores<T>(s, shared, 1, phases.of(1));
+      start_scores<T>(s, maps, shared, 1, phases.of(1));
       phases.advance(1);
       hopper::wgmma_wait<0>();
       hopper::settle(s);

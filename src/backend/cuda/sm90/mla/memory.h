@@ -54,10 +54,11 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
-__device__ inline void init_barriers(Shared& shared) {
+/// `copiers`: threads that arrive where a part was copied.
+__device__ inline void init_barriers(Shared& shared, int copiers) {
   for (int slot = 0; slot < kGroups; ++slot)
     for (int part = 0; part < kParts; ++part) {
-      hopper::init_barrier(&shared.full[slot][part], 1);
+      hopper::init_barrier(&shared.full[slot][part], copiers);
       hopper::init_barrier(&shared.free[slot][part], 4);  // a warp each
     }
 }

@@ -3,6 +3,7 @@
 // read by the two blocks that complete the last part of each tile.
 #pragma once
 
+#include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/mla/memory.h"
 
 namespace quire::cuda::sm90::mla {
@@ -53,10 +54,8 @@ struct MergedRow {
 #pragma unroll 1
     for (int first = 0; first < item.slice.num_parts; first += kAtOnce) {
       if (first > 0) load(acc, first);
-      if (first % 32 == 0) {
-        const float max = state_of(first + static_cast<int>(threadIdx.x) % 32).max;
-        weight_of_mine = max == -INFINITY ? 0.0f : expf(max - all.max);  // an empty part weighs nothing, and so does none
-      }
+      if (first % 32 == 0)  // an empty part weighs nothing, and so does a part that does not exist
+        weight_of_mine = semantics::weight_in(state_of(first + static_cast<int>(threadIdx.x) % 32).max, all.max);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);
@@ -90,7 +89,7 @@ __device__ inline int merge_tile(const gpu::AttendArgs& a, const gpu::WorkSlice&
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads) merge_mla(const __grid_constant__ gpu::AttendArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  hopper::wait_for_dependencies();
+  wait_for_dependencies();
   if (gpu::is_refused(a)) return;
   constexpr int kWarps = kMergeThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, num_slices = *a.work.num_slices;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps of MLA decode: each copies the parts of tiles that one warpgroup frees, by tensor copies (TMA) of 8 keys.
+// The producer warps of MLA decode: each copies the parts of tiles that one warpgroup frees, by tensor copies (TMA) of 8 keys, or
+// key by key where pages do not hold whole eights of keys (token_copies.h).
 //
 // 8 keys are neighbours in memory, and a copy takes 512 bytes of each: DRAM delivers pieces of 128 bytes, 1152 apart, slower.
 // Memory for a tile becomes free shortly before the tile is needed, so all that a copy takes is known before its memory is free.
 #pragma once
 
-#include "backend/cuda/sm90/mla/memory.h"
+#include "backend/cuda/sm90/mla/token_copies.h"
 
 namespace quire::cuda::sm90::mla {
 
@@ -15,28 +16,61 @@ struct Producer {
   Shared& shared;
   const int group;  ///< that frees the warp's parts
 
-  /// The 8 tokens of a tile that this lane copies, if it is one of the first 8.
+  /// Tokens of a tile that this lane looks up: 8 neighbours, by one of the first 8 lanes, or single ones, two for each lane.
+  static constexpr int kRuns = 2;
   struct Tokens {
-    int token, page;      ///< of the cache
-    std::uint32_t count;  ///< of all lanes
-    bool mine;            ///< a row sees one of them
+    int token[kRuns], page[kRuns];  ///< of the cache
+    bool mine[kRuns];               ///< a row sees one of them
+    std::uint32_t count;            ///< of all lanes
+  };
+  /// Pages of the lane's tokens, as the table has them.
+  struct Pages {
+    std::int64_t page[kRuns];
   };
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static int position_of_lane(int n) { return n * kKeys + lane() * kPieceKeys; }
-  __device__ static bool is_mine(const KeySpan& span, int n) {
-    const int position = position_of_lane(n);
-    return lane() < kPieces && position < span.seen_end && position + kPieceKeys > span.seen_begin;
+  __device__ int key_of_lane(int run) const { return (run * 32 + lane()) * maps.copied_tokens; }
+  __device__ bool is_mine(const KeySpan& span, int n, int run) const {
+    const int key = key_of_lane(run), position = n * kKeys + key;
+    return key < kKeys && position < span.seen_end && position + maps.copied_tokens > span.seen_begin;
   }
-  /// The lane's page of tile `n`, as the table has it.
-  __device__ std::int64_t look_up(const tile::Item& item, const KeySpan& span, int n) const {
-    return is_mine(span, n) ? a.block_table.page(item.slice.req, position_of_lane(n) / a.page_size) : -1;
+  __device__ Pages look_up(const tile::Item& item, const KeySpan& span, int n) const {
+    Pages pages;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run)
+      pages.page[run] =
+          is_mine(span, n, run) ? a.block_table.page(item.slice.req, (n * kKeys + key_of_lane(run)) / a.page_size) : -1;
+    return pages;
   }
-  /// A page outside the tensor gives zeros.
-  __device__ Tokens tokens_of(const KeySpan& span, int n, std::int64_t page) const {
-    const bool mine = is_mine(span, n);
-    const std::uint32_t count = __popc(__ballot_sync(~0u, mine)) * kPieceKeys;
-    return {position_of_lane(n) % a.page_size, page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page), count, mine};
+  /// A page outside the tensor gives zeros, or is not copied.
+  __device__ Tokens tokens_of(const KeySpan& span, int n, const Pages& pages) const {
+    Tokens tokens;
+    tokens.count = 0;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      const std::int64_t page = pages.page[run];
+      tokens.mine[run] = is_mine(span, n, run);
+      tokens.token[run] = (n * kKeys + key_of_lane(run)) % a.page_size;
+      tokens.page[run] = page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);
+      tokens.count += __popc(__ballot_sync(~0u, tokens.mine[run])) * maps.copied_tokens;
+    }
+    return tokens;
+  }
+
+  /// Keys that no row sees, and pages outside the tensor, are left out.
+  __device__ void copy_token_by_token(const Tokens& tokens, int slot, Part part, int box) const {
+    const semantics::KvStrides& strides = a.cache_k.strides;
+    const Byte* rows[kRuns];
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run)
+      rows[run] = tokens.mine[run] && tokens.page[run] >= 0
+                      ? static_cast<const Byte*>(a.cache_k.data) + 2 * strides.row(tokens.page[run], 0, tokens.token[run])
+                      : nullptr;
+    if (part == kRest)
+      copy_keys<kBoxes - kValueBoxes>(shared.keys[slot], rows, box);
+    else
+      copy_keys<kHalfBoxes>(shared.keys[slot], rows, box);
+    arrive_with_copies(&shared.full[slot][part]);
   }
 
   /// `boxes` boxes of 64 dims, from `box` on.
@@ -44,9 +78,11 @@ struct Producer {
                             std::uint32_t parity) const {
     hopper::Barrier& full = shared.full[slot][part];
     hopper::wait(&shared.free[slot][part], parity ^ 1);
+    if (maps.copied_tokens == 1) return copy_token_by_token(tokens, slot, part, box);
     if (lane() == 0) hopper::arrive_and_expect(&full, tokens.count * static_cast<std::uint32_t>(boxes * kRowBytes));
     __syncwarp();
-    if (tokens.mine) hopper::copy_box_once(shared.keys[slot].pieces[lane()][box], map, &full, 0, tokens.token, box, tokens.page);
+    if (tokens.mine[0])
+      hopper::copy_box_once(shared.keys[slot].pieces[lane()][box], map, &full, 0, tokens.token[0], box, tokens.page[0]);
     __syncwarp();
   }
 
@@ -59,7 +95,7 @@ struct Producer {
       const tile::Item& item = items.item();
       const KeySpan span = key_span(a, item);
       Tokens tokens = tokens_of(span, span.first, look_up(item, span, span.first));
-      std::int64_t page = look_up(item, span, span.first + 1);
+      Pages pages = look_up(item, span, span.first + 1);
 #pragma unroll 1
       for (int n = span.first; n < span.end; ++n) {
         const int slot = (n - span.first) % 2;
@@ -67,8 +103,8 @@ struct Producer {
         if (slot != group) copy_part(tokens, slot, kRest, &maps.rest, kWeightBox, 1, parity);
         copy_part(tokens, slot, static_cast<Part>(group), &maps.half, group * kHalfBoxes, kHalfBoxes, parity);
         phases.advance(slot);
-        tokens = tokens_of(span, n + 1, page);
-        page = look_up(item, span, n + 2);
+        tokens = tokens_of(span, n + 1, pages);
+        pages = look_up(item, span, n + 2);
       }
     }
   }

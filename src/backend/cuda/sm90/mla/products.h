@@ -22,14 +22,21 @@ struct HalfTile {
 template <typename T>
 using Online = prefill::Softmax<T, HalfTile>;
 
+/// Waits for a part of a tile. What threads copied is fenced for wgmma.
+__device__ inline void await_copies(const LatentMaps& maps, hopper::Barrier* full, std::uint32_t parity) {
+  hopper::wait(full, parity);
+  if (maps.copied_tokens == 1) hopper::fence_shared();
+}
+
 /// Scores of the tile in `slot`, as its parts arrive.
 template <typename T>
-__device__ inline void start_scores(typename Online<T>::Scores& s, Shared& shared, int slot, std::uint32_t parity) {
+__device__ inline void start_scores(typename Online<T>::Scores& s, const LatentMaps& maps, Shared& shared, int slot,
+                                    std::uint32_t parity) {
   const hopper::Matrix rows(shared.query.boxes[0], 8 * kRowBytes), keys(shared.keys[slot].pieces[0][0], kStrideBytes);
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     if (box % kHalfBoxes == 0) {
-      hopper::wait(&shared.full[slot][box / kHalfBoxes], parity);
+      await_copies(maps, &shared.full[slot][box / kHalfBoxes], parity);
       hopper::wgmma_begin();
     }
 #pragma unroll

@@ -85,7 +85,8 @@ struct Consumer {
   /// True if no row of the warpgroup sees more than the first half of the job's first tile.
   __device__ bool sees_half(const Job& job, const Rows& rows) const {
     const KeyTileSpan span = key_tile<kKeys>(job, 0);
-    const int seen_end = block.position_of(job, rows.end - 1 - job.item.slice.row_begin) + 1;
+    const int last = block.position_of(job, rows.end - 1 - job.item.slice.row_begin);
+    const int seen_end = semantics::visible_range<std::int32_t>(last, block.a.window).end;
     return min(span.end, seen_end) - span.first <= kKeys / 2;
   }
 

@@ -51,7 +51,7 @@ __device__ inline void merge_few_parts(const gpu::AttendArgs& a, const tile::Ite
     float weight_of_mine[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)  // an empty part weighs nothing, and so does one that does not exist
-      weight_of_mine[i] = max_of_mine[i] == -INFINITY ? 0.0f : expf(max_of_mine[i] - state[i].max);
+      weight_of_mine[i] = semantics::weight_in(max_of_mine[i], state[i].max);
 #pragma unroll 1
     for (int dim = lane * 4; dim - lane * 4 < kDim; dim += 128) {
       float4 sum[kRows] = {};

@@ -14,6 +14,8 @@ struct Work {
   int row_end[2];                    ///< of keys that this thread's rows see
   float factor;                      ///< of dot products with cached keys, if the softmax scale is all that is done to them
 
+  /// Position of the thread's row `h`, the last key that it sees. (Positions instead of ends would cost two registers more.)
+  __device__ int position(int h) const { return row_end[h] - 1; }
   __device__ bool is_unmasked(int n) const { return n >= unmasked_begin && n < unmasked_end; }
 };
 
@@ -37,8 +39,10 @@ struct Scoring {
     w.unmasked_begin = max(before + 1 - seen_end / kKeys, job.first_cached);
     w.unmasked_end = before + 1 - (seen_begin + kKeys - 1) / kKeys;
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      w.row_end[h] = block.position_of(job, min(local + Lane::row_in_group() + 8 * h, slice.row_end - 1 - slice.row_begin)) + 1;
+    for (int h = 0; h < 2; ++h) {
+      const int row = min(local + Lane::row_in_group() + 8 * h, slice.row_end - 1 - slice.row_begin);
+      w.row_end[h] = semantics::visible_range<std::int32_t>(block.position_of(job, row), block.a.window).end;
+    }
     return w;
   }
 
@@ -51,7 +55,7 @@ struct Scoring {
       const float slope = block.a.alibi_slopes.at(item.kv_head * block.a.group + row % block.a.group, 0.0f);
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
-        const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - (w.row_end[h] - 1));
+        const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - w.position(h));
         float& x = s[i / 2 * 4 + 2 * h + i % 2];
         x = tile::kLog2e * semantics::score<tile::ShortTanh>(x * k_scale, block.a.score, slope, distance);
       }
@@ -72,7 +76,7 @@ struct Scoring {
     if constexpr (!kPlain) cap_and_slope(s, w, item, first, k_scale);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const semantics::KeyRange seen = semantics::visible_range(w.row_end[h] - 1, block.a.window);
+      const semantics::KeyRange seen = semantics::visible_range(w.position(h), block.a.window);
       const int begin = max(static_cast<int>(seen.begin), span.begin) - first, end = min(w.row_end[h], span.end) - first;
       const std::uint32_t hidden = ~columns_below(end) | columns_below(begin);
 #pragma unroll
@@ -84,7 +88,7 @@ struct Scoring {
   /// True if the thread's row `h` sees the whole tile. An unmasked tile says so for all rows; here each row is asked, because a
   /// row must not depend on other rows.
   __device__ bool sees_all(const Work& w, const KeyTileSpan& span, int h) const {
-    const semantics::KeyRange seen = semantics::visible_range(w.row_end[h] - 1, block.a.window);
+    const semantics::KeyRange seen = semantics::visible_range(w.position(h), block.a.window);
     return seen.begin <= span.first && min(w.row_end[h], span.end) >= span.first + kKeys;
   }
 };

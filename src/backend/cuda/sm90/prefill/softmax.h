@@ -77,7 +77,7 @@ struct Softmax {
     for (int h = 0; h < 2; ++h) {
       top[h] *= factor;
       if (!(top[h] > most[h])) top[h] = state.max[h];
-      rescale[h] = top[h] == -INFINITY ? 1.0f : ptx::exp2_approx(state.max[h] - top[h]);
+      rescale[h] = semantics::weight_in<ptx::Exp2>(state.max[h], top[h]);
       state.max[h] = top[h];
       state.sum[h] *= rescale[h];
     }

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of cuda_sm90 on the GPU at hand: correctness first, then times. Without the one there are none of the other.
 
-usage: run_h200.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]
+usage: run_device.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]
                    [--without-notes] [--limit SECONDS]
-       run_h200.py --self-test    answers of the two programs are made up, one with each fault: nothing wrong may be timed
+       run_device.py --self-test    answers of the two programs are made up, one with each fault: nothing wrong may be timed
 
   1  conformance.py on random lines of a fresh seed      -> DIR/h200-conformance.json
   2  attend_cuda --check: repeats, replays, infinities   -> DIR/h200-replay.json

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// See visible.h.
+#include "faults/visible.h"
+
+#include <algorithm>
+
+namespace quire::faults_detail {
+namespace {
+
+constexpr std::int64_t kFar = std::int64_t{1} << 40;
+
+bool is_seen(const Facts& f, const Shapes& s, const Row& row, std::int64_t q, std::int64_t k) {
+  const std::optional<Span> span = s.span_of(row, q);
+  const bool together = span && k >= span->begin && k < span->end;
+  const std::int64_t reach = row.causal ? 0 : std::min(f.options.window_right.value_or(kFar), kFar);
+  const bool ordered = k <= q + reach, in_prefix = k < s.prefix(row);
+  if (!ordered && !together) return in_prefix && !s.prefix_is_ordered && q < s.prefix(row);
+  if (in_prefix || (together && s.spans_beyond_window)) return true;
+  const bool near = q - k < s.window && (ordered || k - q < s.window);
+  return near && s.chunk_of(row, q) == s.chunk_of(row, k);
+}
+
+}  // namespace
+
+std::int64_t rounded_down(std::int64_t position, std::int64_t chunk) {
+  return (position >= 0 ? position : position - chunk + 1) / chunk;
+}
+
+Shapes shapes_of(const Facts& facts) {
+  const Facts* f = &facts;
+  Shapes s;
+  s.window = f->windowed() ? std::min(f->window(), kFar) : kFar;
+  s.spans_beyond_window = f->options.spans_beyond_window;
+  s.chunk_of = [chunk = f->options.attention_chunk.value_or(kFar)](const Row&, std::int64_t p) { return rounded_down(p, chunk); };
+  s.prefix = [f](const Row& row) { return f->prefix_lens[Facts::at(row.req)]; };
+  s.span_of = [f](const Row& row, std::int64_t position) {
+    for (const Span& span : f->spans[Facts::at(row.req)])
+      if (position >= span.begin && position < span.end) return std::optional(span);
+    return std::optional<Span>();
+  };
+  s.tree_len = [f](const Row& row) { return f->tree_lens[Facts::at(row.req)]; };
+  s.bit = [f](const Row& row, std::int64_t bit) { return f->tree_bit(row.query_token, bit); };
+  return s;
+}
+
+void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vector<Key>& keys) {
+  const std::int64_t begin = facts.key_begin[Facts::at(row.req)];
+  const std::int64_t tree_len = std::min(shapes.tree_len(row), row.seq_len), tree_begin = row.seq_len - tree_len;
+  for (std::int64_t k = 0; k < tree_begin && !(shapes.tree_alone && tree_len > 0); ++k)
+    if (is_seen(facts, shapes, row, row.q_pos + begin, k + begin)) keys.push_back({k, 1});
+  for (std::int64_t b = 0; b < tree_len; ++b)
+    if (shapes.bit(row, b)) keys.push_back({tree_begin + b, 1});
+}
+
+}  // namespace quire::faults_detail

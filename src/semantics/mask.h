@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mask of one request: which keys its rows see, with windows, chunks, spans, an always visible prefix and a tree.
+//
+// Positions count from the first key of the request, as in visible_range.h. The keys of a request lie in three regions, one
+// behind the other:
+//
+//     prefix [0, prefix_end)              hidden by order alone
+//     middle [prefix_end, tree_begin)     hidden by order, window and chunk
+//     tree   [tree_begin, num_keys)       hidden by bits alone
+//
+// Within the first two regions, a row sees one range of keys whose ends never decrease from row to row. A kernel that cuts its
+// tiles at the ends of regions needs two numbers a row, and bits in the last region. Between the prefix and the first key that
+// the first row of a tile sees in the middle lies a gap, which no row of the tile sees: kernels read none of it.
+#pragma once
+
+#include <cstdint>
+
+#include "quire/tensor.hpp"
+#include "semantics/dtype.h"
+#include "semantics/qualifiers.h"
+#include "semantics/visible_range.h"
+
+namespace quire::semantics {
+
+inline constexpr std::int64_t kMaxTreeKeys = 256;  ///< bits of a row of tree_mask
+
+/// Spans of one request: rows [begin, end) of i32 or i64, ascending and disjoint. An empty one ends the list.
+struct SpanList {
+  const void* data = nullptr;
+  std::int64_t count = 0;
+  std::int64_t row_stride = 2, stride = 1;
+  DType dtype = DType::i64;
+
+  /// The span that holds a position; [position, position) if none does.
+  QUIRE_HD KeyRange at(std::int64_t position) const {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const KeyRange span = entry(i);
+      if (span.begin >= span.end || span.begin > position) break;
+      if (position < span.end) return span;
+    }
+    return {position, position};
+  }
+  QUIRE_HD KeyRange entry(std::int64_t i) const {
+    return {load_index(data, dtype, i * row_stride), load_index(data, dtype, i * row_stride + stride)};
+  }
+};
+
+/// Bits of one row of tree_mask.
+struct TreeBits {
+  const std::uint8_t* data = nullptr;
+  std::int64_t stride = 1;
+  QUIRE_HD bool sees(std::int64_t key_of_tree) const {
+    return (data[key_of_tree / 8 * stride] >> static_cast<int>(key_of_tree % 8) & 1) != 0;
+  }
+};
+
+struct Mask {
+  Reach reach;
+  std::int64_t num_keys = 0;
+  std::int64_t key_begin = 0;  ///< position of key 0 in the sequence: chunks and spans count positions of the sequence
+  std::int64_t chunk = 0;      ///< 0 = none
+  SpanList spans;
+  bool spans_beyond_window = false;
+  std::int64_t prefix_end = 0;
+  std::int64_t tree_begin = 0;
+
+  /// tokens: of a chunk; <= 0 means no chunks.
+  QUIRE_HD void set_chunk(std::int64_t tokens) { chunk = tokens > 0 && tokens < kAllKeys ? tokens : 0; }
+  /// prefix_len is a position of the sequence. tree_len: at most num_keys.
+  QUIRE_HD void set_regions(std::int64_t prefix_len, std::int64_t tree_len) {
+    tree_begin = num_keys - tree_len;
+    prefix_end = clamped_to(prefix_len - key_begin, tree_begin);
+  }
+  QUIRE_HD bool has_tree() const { return tree_begin < num_keys; }
+
+  /// Keys that order, window and chunk leave to the row at q_pos: what it sees in the middle region, but for the region's ends.
+  QUIRE_HD KeyRange of_row(std::int64_t q_pos) const {
+    KeyRange keys{q_pos - reach.before, q_pos + reach.after + 1};
+    std::int64_t near_end = q_pos + reach.before + 1;  // of a span
+    if (chunk > 0) {
+      const std::int64_t offset = (q_pos + key_begin) % chunk, first = q_pos - offset - (offset < 0 ? chunk : 0);
+      if (keys.begin < first) keys.begin = first;
+      if (keys.end > first + chunk) keys.end = first + chunk;
+      if (near_end > first + chunk) near_end = first + chunk;
+    }
+    if (spans.count > 0) {
+      const KeyRange span = spans.at(q_pos + key_begin);
+      const std::int64_t begin = span.begin - key_begin, end = span.end - key_begin;
+      const std::int64_t seen_end = spans_beyond_window || end < near_end ? end : near_end;
+      if (keys.end < seen_end) keys.end = seen_end;
+      if (spans_beyond_window && keys.begin > begin) keys.begin = begin;
+    }
+    return {clamped_to(keys.begin, num_keys), clamped_to(keys.end, num_keys)};
+  }
+
+  /// The end of the keys that order leaves to the row at q_pos: all that hides keys of the prefix region.
+  QUIRE_HD std::int64_t order_end(std::int64_t q_pos) const {
+    std::int64_t end = q_pos + reach.after + 1;
+    if (spans.count > 0) {
+      const std::int64_t span_end = spans.at(q_pos + key_begin).end - key_begin;
+      if (end < span_end) end = span_end;
+    }
+    return clamped_to(end, num_keys);
+  }
+
+  /// Keys of [first, last), which lie in one region, that the row at q_pos sees; of a tree all, which bits thin out.
+  /// begin >= end: none.
+  QUIRE_HD KeyRange seen(std::int64_t q_pos, std::int64_t first, std::int64_t last) const {
+    if (first >= tree_begin) return {first, last};
+    KeyRange keys = first < prefix_end ? KeyRange{first, order_end(q_pos)} : of_row(q_pos);
+    if (keys.begin < first) keys.begin = first;
+    if (keys.end > last) keys.end = last;
+    return keys;
+  }
+
+  /// All keys that rows at positions [first, last] see, and the gap; [0, 0) if they see nothing.
+  QUIRE_HD KeyRange of_rows(std::int64_t first, std::int64_t last) const {
+    KeyRange keys{of_row(first).begin, of_row(last).end};
+    const std::int64_t in_prefix = prefix_end > 0 ? clamped_to(order_end(last), prefix_end) : 0;
+    if (in_prefix > 0) {
+      keys.begin = 0;
+      if (keys.end < in_prefix) keys.end = in_prefix;
+    }
+    if (has_tree()) {
+      if (keys.begin > tree_begin || keys.end <= keys.begin) keys.begin = tree_begin;
+      keys.end = num_keys;
+    }
+    return keys.begin < keys.end ? keys : KeyRange{0, 0};
+  }
+
+  /// Keys between the regions of a tile of rows, the first of which is at `first`: no row of it sees one. begin >= end: none.
+  QUIRE_HD KeyRange gap(std::int64_t first) const {
+    if (prefix_end == 0) return {0, 0};
+    const std::int64_t begin = of_row(first).begin;
+    return {prefix_end, begin < tree_begin ? begin : tree_begin};
+  }
+
+  /// Where the region that holds `key` ends.
+  QUIRE_HD std::int64_t region_end(std::int64_t key) const {
+    return key < prefix_end ? prefix_end : key < tree_begin ? tree_begin : num_keys;
+  }
+
+  /// Keys that the row at q_pos sees, a tree's all counted.
+  QUIRE_HD std::int64_t count(std::int64_t q_pos) const {
+    const KeyRange before = seen(q_pos, 0, prefix_end), middle = seen(q_pos, prefix_end, tree_begin);
+    const std::int64_t in_prefix = prefix_end > 0 && before.begin < before.end ? before.end - before.begin : 0;
+    const std::int64_t in_middle = prefix_end < tree_begin && middle.begin < middle.end ? middle.end - middle.begin : 0;
+    return in_prefix + in_middle + num_keys - tree_begin;
+  }
+};
+
+}  // namespace quire::semantics
