@@ -10,6 +10,7 @@
 #include "device/staging.h"
 #include "quire/problem.hpp"
 #include "quire/sparse.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/slot_grid.h"
 #include "text/formatted.h"
 
@@ -181,7 +182,7 @@ bool k06_count(const Call& c, List& list) {
   }
   const std::int64_t at = list.i * n.stride[0] + (n.rank == 2 ? std::max<std::int64_t>(list.head, 0) * n.stride[1] : 0);
   list.keys = semantics::load_index(n.data, n.dtype, at);
-  list.in_use = list.keys < 0 ? 0 : contract::ceil_div(list.keys, tokens);
+  list.in_use = list.keys < 0 ? 0 : semantics::ceil_div(list.keys, tokens);
   if (list.keys >= 0 && list.in_use <= list.width) return true;
   if (c.report.counted(K06)) return false;
   const std::string value = formatted("{}", list.keys), expected = formatted("in [0, {}]", list.width * tokens);
@@ -262,7 +263,7 @@ void apply_table_rules(const Call& c) {
   for (std::int64_t r = 0; r < requests; ++r) {
     const Request q = request_of(c.batch, c.options, r);
     if (q.query_len == 0) continue;
-    const KnownPages pages(c.batch, r, contract::ceil_div(q.seq_len(), tokens));
+    const KnownPages pages(c.batch, r, semantics::ceil_div(q.seq_len(), tokens));
     const auto seen_by = [&q](std::int64_t i) {
       return q.causal ? std::clamp<std::int64_t>(q.context_len + i + 1, 0, q.seq_len()) : q.seq_len();
     };
