@@ -169,8 +169,8 @@ def test_append_hands_over_what_it_was_given(monkeypatch, op, layout, caches):
     assert (got["layout"], got["cache_dtype"], got["k_scale"], got["v_scale"]) == (layout, "bf16", None, None)  # no fp8, no scale
 
 
-def test_the_fields_of_a_request_are_the_arguments_of_attend_arrays():
-    """Its docstring begins with its signature."""
+def test_the_fields_of_a_request_are_the_first_arguments_of_attend_arrays():
+    """Its docstring begins with its signature. No op of vLLM's gives the arguments behind them."""
     text = inspect.getdoc(_quire.attend_arrays).splitlines()[0]
     names = [part.split(":")[0].strip() for part in text[text.index("(") + 1 : text.rindex(")")].split(",") if ":" in part]
-    assert names == list(Request._fields)
+    assert names[: len(Request._fields)] == list(Request._fields)

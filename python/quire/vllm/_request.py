@@ -23,7 +23,7 @@ Arguments = tuple[Any, ...]
 
 
 class Request(NamedTuple):
-    """Names of :data:`Arguments`: those of ``_quire.attend_arrays``, in its order."""
+    """Names of :data:`Arguments`: the first of ``_quire.attend_arrays``, in its order."""
 
     query: Any
     output: Any
