@@ -35,7 +35,8 @@ NOT_IN_CATALOGUE = {
         "masked_keys_multiplied merge_not_rescaled wide_dims_of_later_keys_dropped large_negative_stand_in",
     "a mistake about data that verify does not give to others: NaN in a visible key, one owner for a shared page":
         "nan_scores_skipped shared_pages_claimed",
-    "fields of the GPU kernels' arguments, each left out as a whole": "masks_ignored q_begin_of_first_request key_begin_ignored",
+    "fields of the GPU kernels' arguments, each left out as a whole": "masks_ignored q_begin_of_first_request key_begin_ignored "
+        "prefix_of_first_request prefix_len_ignored spans_of_first_request tree_first_byte_repeated",
 }
 
 

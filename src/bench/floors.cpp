@@ -9,6 +9,11 @@ namespace {
 
 /// (row, key) pairs of one request.
 double visible_pairs(const Problem& p, const Request& r) {
+  if (p.has_shapes()) {
+    Problem alone = p;
+    alone.reqs = {r};
+    return static_cast<double>(alone.visible_pairs());
+  }
   double pairs = 0;
   for (std::int64_t i = 0; i < r.query_len; ++i) {
     const KeyPositions keys = p.visible_keys(r, i, i);
@@ -24,7 +29,9 @@ namespace bench_detail {
 std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
   if (r.query_len == 0) return 0;
   const KeyPositions keys = p.visible_keys(r);
-  const std::int64_t cached = std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin);
+  const KeyPositions hidden = p.hidden_keys(r);
+  const std::int64_t unread = std::max<std::int64_t>(0, std::min(hidden.end, r.cached_len) - hidden.begin);
+  const std::int64_t cached = std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin - unread);
   const std::int64_t fresh = std::max<std::int64_t>(0, keys.end - std::max(keys.begin, r.cached_len));
   const std::int64_t bytes = cached * itemsize(p.kv_dtype) + fresh * itemsize(p.q_dtype);
   return bytes * p.num_kv_heads * (p.head_dim + p.out_dim());

@@ -225,6 +225,7 @@ Suspects as_many_keys_as_rows(const Evidence& e) {
 Suspects alibi_symmetric(const Evidence& e) {
   const Facts* f = &e.facts;
   if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
+  if (f->has_shapes) return cannot_show("the mask has a chunk, a prefix, spans or a tree");
   const bool sees_later = any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
     const std::int64_t last = std::min(f->last_key(q_pos, f->causal[Facts::at(r)]), f->seq_lens[Facts::at(r)] - 1);
     return last > q_pos && f->num_visible(r, q_pos) > 1;

@@ -36,8 +36,8 @@ class SmallBatch {
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
   std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
   std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
-  /// Not in the batch until ask_for_shapes(): request 0 has spans, 1 a prefix, 2 a tree of its two rows.
-  std::vector<std::int32_t> spans{2, 6, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, prefix_lens{0, 4, 0, 0}, tree_lens{0, 0, 2, 0};
+  /// Not in the batch until ask_for_shapes(): request 0 has spans and a prefix, 2 a tree of its two rows.
+  std::vector<std::int32_t> spans{2, 6, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, prefix_lens{4, 0, 0, 0}, tree_lens{0, 0, 2, 0};
   std::vector<std::uint8_t> tree_mask{0, 0, 0, 0, 1, 2};
   std::vector<float> query = normal(kTokens * kHeads * kDim, 1), output = std::vector<float>(query.size(), kNaN);
   std::vector<float> key = normal(kTokens * kKvHeads * kDim, 2), value = normal(kTokens * kKvHeads * kDim, 3);

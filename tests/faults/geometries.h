@@ -86,7 +86,7 @@ inline const std::vector<Geometry>& shaped_geometries() {
       {"StreamingSinks",
        "q=f32 heads=4:2 d=16 page=8 window=9 prefix=1x4,1x7,1x5 kbegin=1x2,1x0,1x3 lse=1 reqs=30@40,1@90,12 pages=300 seed=43"},
       {"PromptPrefix",
-       "q=bf16 heads=6:2 d=24 page=5 layout=hnd window=6 prefix=1x30,1x11 kbegin=1x4,1x7 reqs=20@25,40@3 pages=300 seed=44"},
+       "q=bf16 heads=6:2 d=24 page=5 layout=hnd window=6 prefix=1x30,1x25 kbegin=1x4,1x7 reqs=20@25,40@3 pages=300 seed=44"},
       {"PrefixChunk",
        "q=f16 heads=4:1 d=32 page=16 layout=packed chunk=16 prefix=1x3,1x9,1x6 kbegin=1x1,1x2,1x0 reqs=40@20,30,1@50 seed=45"},
       {"Images",

@@ -106,13 +106,13 @@ TEST(SimtPlanted, EveryFieldOfShapesIsNeeded) {
       {"prefix_ignored", [](gpu::AttendArgs& a) { a.prefix_lens.data = nullptr; }},
       {"prefix_of_first_request", [](gpu::AttendArgs& a) { a.prefix_lens.stride = 0; }},
       {"prefix_len_ignored", [](gpu::AttendArgs& a) { a.prefix_len = 0; }},
-      {"spans_ignored", [](gpu::AttendArgs& a) { a.spans = {}; }},
+      {"span_ignored", [](gpu::AttendArgs& a) { a.spans = {}; }},
       {"spans_of_first_request", [](gpu::AttendArgs& a) { a.spans_of_request = 0; }},
-      {"first_span_only", [](gpu::AttendArgs& a) { a.spans.count = a.spans.count > 0 ? 1 : 0; }},
-      {"spans_within_window", [](gpu::AttendArgs& a) { a.spans_beyond_window = false; }},
+      {"span_first_only", [](gpu::AttendArgs& a) { a.spans.count = a.spans.count > 0 ? 1 : 0; }},
+      {"span_beyond_window_inverted", [](gpu::AttendArgs& a) { a.spans_beyond_window = false; }},
       {"tree_ignored", [](gpu::AttendArgs& a) { a.tree_lens.data = nullptr; }},
       {"tree_of_first_row", [](gpu::AttendArgs& a) { a.tree_bytes_of_row = 0; }},
-      {"tree_of_first_byte", [](gpu::AttendArgs& a) { a.tree_bits.stride = 0; }}};
+      {"tree_first_byte_repeated", [](gpu::AttendArgs& a) { a.tree_bits.stride = 0; }}};
   for (const auto& [name, tamper] : faults) {
     simt::Device device = kDevice;
     device.tamper = tamper;
