@@ -43,9 +43,10 @@ class PrefillWork:
 
 
 #: Operations and bytes a second that attention and a merge reach: (GPU, CPU), and seconds to launch a merge on a GPU. For the choice alone:
-#: wrong numbers cost time, never a bit. GPU: an H100's prefill and merge; CPU: one core's.
-_FLOPS = {True: 500e12, False: 50e9}
-_BYTES = {True: 2e12, False: 5e9}
+#: wrong numbers cost time, never a bit. GPU: two H100, 2026-11-26
+#: (bench/results/h100x2-ring.json); CPU: one core's.
+_FLOPS = {True: 620e12, False: 50e9}
+_BYTES = {True: 1.5e12, False: 5e9}
 _LAUNCH = {True: 10e-6, False: 0.0}
 
 
