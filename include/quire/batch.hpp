@@ -10,7 +10,7 @@
 //   a key at position k is visible to a row at position q  iff (each condition, if its field is set)
 //     ordered  k <= q if the request is causal, else k <= q + window_right      or  k and q lie in one span of r
 //   and
-//     near     |q - k| < sliding_window (to later keys only within a span)  and  floor(k / attention_chunk) = floor(q /
+//     near     q - k < sliding_window  and  floor(k / attention_chunk) = floor(q /
 //     attention_chunk)
 //              or  k < prefix_len(r)      or  k and q lie in one span of r and spans_beyond_window
 //   except the last tree_lens[r] keys of r: of them, a row sees those whose bit is set in its row of tree_mask, and no other

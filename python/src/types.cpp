@@ -107,7 +107,7 @@ Lengths, by equation::
     a key at position k is visible to a row at position q  iff (each condition, if its argument is given)
       ordered  k <= q if the request is causal, else k <= q + window_right      or  k and q lie in one span of r
     and
-      near     |q - k| < sliding_window (to later keys only within a span)  and  k // attention_chunk == q // attention_chunk
+      near     q - k < sliding_window  and  k // attention_chunk == q // attention_chunk
                or  k < prefix_lens[r]      or  k and q lie in one span of r and spans_beyond_window
     except the last tree_lens[r] keys of r: of them, a row sees those whose bit is set in its row of tree_mask, and no other
     query head h reads KV head h // (num_q_heads // num_kv_heads)

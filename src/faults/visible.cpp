@@ -16,8 +16,7 @@ bool is_seen(const Facts& f, const Shapes& s, const Row& row, std::int64_t q, st
   const bool ordered = k <= q + reach, in_prefix = k < s.prefix(row);
   if (!ordered && !together) return in_prefix && !s.prefix_is_ordered && q < s.prefix(row);
   if (in_prefix || (together && s.spans_beyond_window)) return true;
-  const bool near = q - k < s.window && (ordered || k - q < s.window);
-  return near && s.chunk_of(row, q) == s.chunk_of(row, k);
+  return q - k < s.window && s.chunk_of(row, q) == s.chunk_of(row, k);
 }
 
 }  // namespace

@@ -76,17 +76,17 @@ struct Mask {
   /// Keys that order, window and chunk leave to the row at q_pos: what it sees in the middle region, but for the region's ends.
   QUIRE_HD KeyRange of_row(std::int64_t q_pos) const {
     KeyRange keys{q_pos - reach.before, q_pos + reach.after + 1};
-    std::int64_t near_end = q_pos + reach.before + 1;  // of a span
+    std::int64_t span_limit = num_keys;
     if (chunk > 0) {
       const std::int64_t offset = (q_pos + key_begin) % chunk, first = q_pos - offset - (offset < 0 ? chunk : 0);
       if (keys.begin < first) keys.begin = first;
       if (keys.end > first + chunk) keys.end = first + chunk;
-      if (near_end > first + chunk) near_end = first + chunk;
+      span_limit = first + chunk;
     }
     if (spans.count > 0) {
       const KeyRange span = spans.at(q_pos + key_begin);
       const std::int64_t begin = span.begin - key_begin, end = span.end - key_begin;
-      const std::int64_t seen_end = spans_beyond_window || end < near_end ? end : near_end;
+      const std::int64_t seen_end = spans_beyond_window || end < span_limit ? end : span_limit;
       if (keys.end < seen_end) keys.end = seen_end;
       if (spans_beyond_window && keys.begin > begin) keys.begin = begin;
     }

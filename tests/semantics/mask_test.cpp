@@ -37,8 +37,7 @@ bool sees(const Given& g, std::int64_t q, std::int64_t k) {
   const bool later_hidden = g.causal ? k > q : g.right >= 0 && k > q + g.right;
   if (later_hidden && !together) return false;
   if (k < g.prefix || (together && g.beyond)) return true;
-  const bool left = g.window == 0 || q - k < g.window, right = !later_hidden || g.window == 0 || k - q < g.window;
-  return left && right && chunk_of(g, q) == chunk_of(g, k);
+  return (g.window == 0 || q - k < g.window) && chunk_of(g, q) == chunk_of(g, k);
 }
 
 Mask mask_of(const Given& g) {

@@ -191,7 +191,7 @@ class Oracle {
     if (together && options_.spans_beyond_window) return true;
     if (k < (batch_.prefix_lens.present() ? index_at(batch_.prefix_lens, r) : options_.prefix_len.value_or(0))) return true;
     const std::int64_t window = std::min(options_.sliding_window.value_or(kWidestWindow), kWidestWindow);
-    if (q - k >= window || (together && k > q + later && k - q >= window)) return false;
+    if (q - k >= window) return false;
     return chunk_of(q) == chunk_of(k);
   }
 
