@@ -147,8 +147,8 @@ def test_a_fault_in_a_reader_is_found(monkeypatch, name):
     assert found.startswith(f"{name}: 7, expected")
 
 
-@pytest.mark.parametrize("name, value", [("qq_bias", SLOPES), ("rswa_window", 4), ("kv_quant_mode", 2), ("chunk_lookback", 3),
-                                         ("use_alibi_sqrt", True), ("k_scale_cache", ONE), ("mm_prefix_range", ONE)])  # fmt: skip
+@pytest.mark.parametrize("name, value", [("qq_bias", SLOPES), ("kv_quant_mode", 2), ("chunk_lookback", 3),
+                                         ("use_alibi_sqrt", True), ("k_scale_cache", ONE)])  # fmt: skip
 def test_what_is_refused_is_refused_on_a_device(name, value):
     with pytest.raises(quire.UnsupportedError, match=name):
         unified(**{name: value})()

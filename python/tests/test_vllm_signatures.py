@@ -98,9 +98,6 @@ def small_call():
     [
         ("kv_quant_mode", 2),
         ("qq_bias", np.zeros((3, 3), np.float32)),
-        ("mm_prefix_range", np.zeros((2, 1, 2), np.int32)),
-        ("rswa_prefix_lens", np.array([1, 1], np.int32)),
-        ("rswa_window", 3),
         ("use_alibi_sqrt", True),
         ("k_scale_cache", np.ones((4, 4, 1), np.float32)),
         ("v_scale_cache", np.ones((4, 4, 1), np.float32)),
@@ -111,6 +108,50 @@ def test_what_is_not_supported_is_refused_by_name(name, value):
     with pytest.raises(quire.UnsupportedError, match=rf"^{name}: ") as raised:
         ops.unified_attention(**{**small_call(), name: value})
     assert isinstance(raised.value, NotImplementedError)
+
+
+def _dense(call, visible):
+    """Softmax over the keys that visible(q, k, request) marks, in float64."""
+    out, starts = np.zeros(call["q"].shape), call["cu_seqlens_q"]
+    for r, seq in enumerate(call["seqused_k"]):
+        pages = call["block_table"][r]
+        k, v = (call[name][pages].reshape(-1, 8)[:seq].astype(np.float64) for name in ("k", "v"))
+        for i in range(starts[r], starts[r + 1]):
+            pos = seq - (starts[r + 1] - i)
+            seen = np.array([visible(pos, key, r) for key in range(seq)])
+            scores = np.where(seen, call["q"][i].astype(np.float64) @ k.T * call["softmax_scale"], -np.inf)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            out[i] = weights / weights.sum(axis=-1, keepdims=True) @ v
+    return out
+
+
+def _long_call(**more):
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((17, 2, 8)).astype(np.float32)
+    k, v = (rng.standard_normal((12, 4, 1, 8)).astype(np.float32) for _ in range(2))
+    call = dict(small_call(), q=q, k=k, v=v, out=np.zeros_like(q), cu_seqlens_q=np.array([0, 12, 17], np.int32), max_seqlen_q=12,
+                seqused_k=np.array([14, 22], np.int32), max_seqlen_k=22, block_table=np.arange(12, dtype=np.int32).reshape(2, 6))  # fmt: skip
+    return {**call, **more}
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+def test_ranges_of_images_are_seen_both_ways(clamped):
+    ranges = np.array([[[3, 9], [0, 0]], [[1, 4], [18, 20]]], np.int32)
+    call = _long_call(window_size=(3, 0))
+    ops.unified_attention(**call, mm_prefix_range=ranges, mm_prefix_clamp_sliding_window=clamped)
+
+    def visible(q, k, r):
+        together = any(a <= q <= b and a <= k <= b for a, b in ranges[r] if a < b)
+        return (k <= q and q - k < 4) or (together and (not clamped or q - k < 4))
+
+    np.testing.assert_allclose(call["out"], _dense(call, visible), atol=2e-5)
+
+
+def test_a_prompt_stays_visible_behind_its_window():
+    prefixes, window = np.array([2, 9], np.int32), 3
+    call = _long_call(window_size=(5, 0))
+    ops.unified_attention(**call, rswa_prefix_lens=prefixes, rswa_window=window)
+    np.testing.assert_allclose(call["out"], _dense(call, lambda q, k, r: k <= q and (q - k < window or k < prefixes[r])), atol=2e-5)
 
 
 def test_what_changes_no_result_is_taken():

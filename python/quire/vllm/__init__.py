@@ -33,9 +33,9 @@ graph with ``wait=False``. The decode ops and ``skip_decode``, which answer some
 a position that meant something else a version ago is a TypeError, not another argument.
 
 What Quire does not do raises :class:`quire.UnsupportedError` (a NotImplementedError) naming the argument, unless the argument has its
-default: block-sparse attention, ``qq_bias``, ``mm_prefix_range``, ``rswa_prefix_lens``, ``rswa_window``,
-``use_alibi_sqrt``, ``chunk_lookback``, scales per token and head (``kv_quant_mode``, ``k_scale_cache``, ``v_scale_cache``), tables of
-pointers. ``use_td`` and ``mm_prefix_clamp_sliding_window`` alone change no result and are ignored.
+default: block-sparse attention, ``qq_bias``, ``use_alibi_sqrt``, ``chunk_lookback``, scales per token and head (``kv_quant_mode``, ``k_scale_cache``, ``v_scale_cache``), tables of
+pointers. ``use_td`` changes no result and is ignored, as are ``mm_prefix_clamp_sliding_window`` without ``mm_prefix_range`` and
+``rswa_prefix_lens`` without ``rswa_window``.
 """
 
 from quire.vllm._append import reshape_and_cache, reshape_and_cache_flash, triton_reshape_and_cache_flash

@@ -92,23 +92,40 @@ def _later_keys(window_size: Sequence[int] | None, window: int | None) -> int | 
     return None if window is None else window - 1
 
 
+def _shapes(window: int | None, ranges: Any, beyond: bool, prefixes: Any, prefix_window: int | None) -> tuple[int | None, Arguments]:
+    """The window, and what follows it in :class:`Request`: spans, prefix_lens and spans_beyond_window.
+
+    ranges [num_reqs, max_ranges, 2] have an inclusive end, and are none where the end is not behind the begin. A prefix and its window
+    take the place of the sliding window.
+    """
+    spans = None
+    if ranges is not None:
+        spans = ranges.clone() if hasattr(ranges, "clone") else np.array(ranges)
+        spans[..., 1] += 1
+        spans *= ranges[..., :1] < ranges[..., 1:]
+    if prefixes is None or prefix_window is None:
+        prefixes = None
+    else:
+        window = prefix_window if prefix_window > 0 else None
+    return window, (spans, prefixes, None, None, None, None, beyond and spans is not None)
+
+
 def read_unified(
     q: Any, k: Any, v: Any, out: Any, cu_seqlens_q: Any, seqused_k: Any, softmax_scale: float | None, causal: Any,
     window_size: Sequence[int] | None, block_table: Any, softcap: float, q_descale: Any, k_descale: Any, v_descale: Any,
     alibi_slopes: Any = None, output_scale: Any = None, qq_bias: Any = None, sinks: Any = None, mm_prefix_range: Any = None,
     rswa_prefix_lens: Any = None, rswa_window: int | None = None, use_alibi_sqrt: bool = False, kv_quant_mode: Any = 0,
     k_scale_cache: Any = None, v_scale_cache: Any = None, chunk_lookback: int = -1, max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None, wait: bool | None = None, fp8_flavour: str | None = None, **_: Any,
+    max_seqlen_k: int | None = None, wait: bool | None = None, fp8_flavour: str | None = None,
+    mm_prefix_clamp_sliding_window: bool = False, **_: Any,
 ) -> Arguments:  # fmt: skip
     if kv_quant_mode not in QUANT_MODES:
         known_quant_mode(kv_quant_mode)
     if not (
-        qq_bias is None and mm_prefix_range is None and rswa_prefix_lens is None and rswa_window is None and not use_alibi_sqrt
-        and k_scale_cache is None and v_scale_cache is None and chunk_lookback == -1
+        qq_bias is None and not use_alibi_sqrt and k_scale_cache is None and v_scale_cache is None and chunk_lookback == -1
     ):  # fmt: skip
         unsupported(
-            qq_bias=qq_bias, mm_prefix_range=mm_prefix_range, rswa_prefix_lens=rswa_prefix_lens, rswa_window=rswa_window,
-            use_alibi_sqrt=use_alibi_sqrt, k_scale_cache=k_scale_cache, v_scale_cache=v_scale_cache,
+            qq_bias=qq_bias, use_alibi_sqrt=use_alibi_sqrt, k_scale_cache=k_scale_cache, v_scale_cache=v_scale_cache,
             chunk_lookback=None if chunk_lookback == -1 else chunk_lookback,
         )  # fmt: skip
     if alibi_slopes is not None and sinks is not None:
@@ -119,6 +136,9 @@ def read_unified(
     k_scale, v_scale = read_scales(dtype, k_descale, v_descale, k, 2, ("k_descale", "v_descale"))
     seen = True if causal is True else flags(causal)
     window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None  # vLLM's is (W - 1, not read)
+    shapes: Arguments = ()
+    if mm_prefix_range is not None or (rswa_prefix_lens is not None and rswa_window is not None):
+        window, shapes = _shapes(window, mm_prefix_range, not mm_prefix_clamp_sliding_window, rswa_prefix_lens, rswa_window)
     most_rows = max_seqlen_q if type(max_seqlen_q) is int and max_seqlen_q > 0 else bound(max_seqlen_q)
     most_keys = max_seqlen_k if type(max_seqlen_k) is int and max_seqlen_k > 0 else bound(max_seqlen_k)
     return (
@@ -128,7 +148,7 @@ def read_unified(
         None if alibi_slopes is None else f32_vector(alibi_slopes, "alibi_slopes"), None if sinks is None else f32_vector(sinks, "sinks"),
         package.padding, most_rows, most_keys, None, waits(wait), True, None if q_descale is None else query_scale(q_descale, q, k, 2),
         None if output_scale is None else one_scale(output_scale, "output_scale"), None, "call", seen, None, None,
-        None if seen is True else _later_keys(window_size, window),
+        None if seen is True else _later_keys(window_size, window), *shapes,
     )  # fmt: skip
 
 
@@ -277,11 +297,15 @@ def unified_attention(
     ``q_descale``, which goes with an fp8_e4m3fn ``q`` over a cache of that type. ``output_scale`` (one value) goes with an fp8_e4m3fn
     ``out``: stored = round to nearest even of value / scale, +-448 beyond, NaN stays NaN. The split-softmax buffers are not used.
 
+    ``mm_prefix_range`` [num_reqs, max_ranges, 2], first and last position of a range, (0, 0) for none, ranges ascending: rows of a range
+    see each other's keys; the window bounds them with ``mm_prefix_clamp_sliding_window``. ``rswa_prefix_lens`` [num_reqs] with
+    ``rswa_window``: keys of a prompt stay visible behind the window, which takes the place of ``window_size``'s.
+
     ALiBi with sinks raises: vLLM's bias is relative to the context end here, which only cancels without a sink.
     """
     arguments = read_unified(
         q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, causal, window_size, block_table, softcap, q_descale, k_descale, v_descale,
         alibi_slopes, output_scale, qq_bias, sinks, mm_prefix_range, rswa_prefix_lens, rswa_window, use_alibi_sqrt, kv_quant_mode,
-        k_scale_cache, v_scale_cache, chunk_lookback, max_seqlen_q, max_seqlen_k, wait, fp8_flavour,
+        k_scale_cache, v_scale_cache, chunk_lookback, max_seqlen_q, max_seqlen_k, wait, fp8_flavour, mm_prefix_clamp_sliding_window,
     )  # fmt: skip
     attend(arguments, (max_seqlen_q, "max_seqlen_q"), (max_seqlen_k, "max_seqlen_k"))

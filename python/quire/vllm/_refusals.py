@@ -14,10 +14,7 @@ _REASONS = {
     "interleaved_v_pack_factor": "a value cache of [num_blocks, num_kv_heads, block_size / x, head_dim, x] is read, but not written",
     "is_block_table_ptr": "a block table holds page ids, tables of device pointers are not read",
     "k_scale_cache": "this op does not read scales of tokens yet; quire.attend() takes them as KVCache(k_scale=..., v_scale=...)",
-    "mm_prefix_range": "this op does not read spans yet; quire.attend() takes them as Batch(spans=...), with an end that is not included",
     "qq_bias": "scores take ALiBi slopes, a matrix of biases is not read",
-    "rswa_prefix_lens": "this op does not read prefixes yet; quire.attend() takes them as Batch(prefix_lens=...)",
-    "rswa_window": "this op does not read prefixes yet; quire.attend() takes them as Batch(prefix_lens=...)",
     "use_alibi_sqrt": "ALiBi is linear in the distance, its square root is not offered",
     "v_scale_cache": "this op does not read scales of tokens yet; quire.attend() takes them as KVCache(k_scale=..., v_scale=...)",
 }

@@ -59,17 +59,24 @@ class Request(NamedTuple):
     q_begin: Any
     key_begin: Any
     window_right: int | None
+    spans: Any = None
+    prefix_lens: Any = None
+    tree_mask: Any = None
+    tree_lens: Any = None
+    attention_chunk: int | None = None
+    prefix_len: int | None = None
+    spans_beyond_window: bool = False
 
     def cache(self) -> _quire.KVCache:
         return _quire.KVCache(*as_bits(self.k, self.v, self.cache_dtype), self.layout, self.k_scale, self.v_scale, self.cache_dtype)
 
     def options(self) -> _quire.Options:
-        names = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "window_right")
+        names = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "window_right", "spans_beyond_window")
         return _quire.Options(causal=self.causal is not False, **{name: getattr(self, name) for name in names})
 
     def batch(self) -> _quire.Batch:
         names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding", "q_scale",
-                 "output_scale")  # fmt: skip
+                 "output_scale", "spans", "prefix_lens")  # fmt: skip
         return _quire.Batch(causal=self.flags(), **{name: getattr(self, name) for name in names})
 
     def flags(self) -> Any:

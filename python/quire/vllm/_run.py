@@ -86,4 +86,6 @@ def _batch_of_run(run: tuple[int, int], request: Request, lengths: Lengths, tabl
         value=None if request.value is None else request.value[rows],
         output_scale=request.output_scale,
         causal=None if flags is None else flags[a:b],
+        spans=None if request.spans is None else request.spans[a:b],
+        prefix_lens=None if request.prefix_lens is None else request.prefix_lens[a:b],
     )
