@@ -625,9 +625,9 @@ void add_shape_cases(Cases& cases) {
       "empty one",
       [](B& b) { b.spans[1] = 1; });
   add("Q-V07", "Q-V07 prefix_lens[1]: -4, expected >= 0", [](B& b) { b.prefix_lens[1] = -4; });
-  add("Q-V08", "Q-V08 tree_lens[2]: 3, expected in [0, 8]: the bits of a row, and at most seq_len = 2",
+  add("Q-V08", "Q-V08 tree_lens[2]: 3 outside [0, 8]: the bits of a row, and at most seq_len = 2",
       [](B& b) { b.tree_lens[2] = 3; });
-  add("Q-V08", "Q-V08 tree_lens[1]: 9, expected in [0, 8]: the bits of a row, and at most seq_len = 17",
+  add("Q-V08", "Q-V08 tree_lens[1]: 9 outside [0, 8]: the bits of a row, and at most seq_len = 17",
       [](B& b) { b.tree_lens[1] = 9; });
   add("Q-V09",
       "Q-V09 tree_mask[5]: bit 1 is 0, expected 1: the row's own key (bit b of a row is bit b % 8, counted from the "
