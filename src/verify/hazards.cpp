@@ -217,21 +217,9 @@ std::vector<Hazard> rows_of_v() {
   };
 }
 
-}  // namespace
-
-const std::vector<Hazard>& hazards() {
-  static const std::vector<Hazard> list = [] {
-    std::vector<Hazard> all;
-    for (const auto family : {pages_and_windows, shapes_and_scores, masks_and_shards, rows_of_v})
-      std::ranges::move(family(), std::back_inserter(all));
-    return all;
-  }();
-  return list;
-}
-
 /// Masks that are more than an order and a window: their edges inside tiles and pages, together and alone.
-const std::vector<Hazard>& shape_hazards() {
-  static const std::vector<Hazard> list = {
+std::vector<Hazard> chunks_to_trees() {
+  return {
       {"Chunks",
        {"heads=4:2 d=16 page=8 chunk=16 lse=1 reqs=40@50,1@63,1@64,3@20/21",
         "heads=4:2 d=16 page=4 chunk=7 alibi=1 reqs=70@9,1@100",
@@ -260,6 +248,17 @@ const std::vector<Hazard>& shape_hazards() {
         "heads=4:2 d=16 page=8 window=9 prefix=3 sinks=1 tree=1x20,1x4 reqs=20@90/91,9@100",
         "heads=4:2 d=16 page=8 causal=0 tree=1x30,1x12 lse=1 reqs=5@40,20:12"}},
   };
+}
+
+}  // namespace
+
+const std::vector<Hazard>& hazards() {
+  static const std::vector<Hazard> list = [] {
+    std::vector<Hazard> all;
+    for (const auto family : {pages_and_windows, shapes_and_scores, masks_and_shards, rows_of_v, chunks_to_trees})
+      std::ranges::move(family(), std::back_inserter(all));
+    return all;
+  }();
   return list;
 }
 
@@ -278,13 +277,12 @@ std::vector<Entry> hazard_matrix(bool quick) {
   const std::vector<std::string>& types = type_combinations();
   std::size_t turn = 0;
   std::uint64_t seed = 1;
-  for (const std::vector<Hazard>* hazards_of : {&hazards(), &shape_hazards()})
-    for (const Hazard& hazard : *hazards_of)
-      for (const std::string& shape : hazard.shapes)
-        for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
-          const std::string& combination = types[quick ? turn++ % types.size() : i];
-          list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
-        }
+  for (const Hazard& hazard : hazards())
+    for (const std::string& shape : hazard.shapes)
+      for (std::size_t i = 0; i < (quick ? kQuickTurns : types.size()); ++i) {
+        const std::string& combination = types[quick ? turn++ % types.size() : i];
+        list.push_back({"hazards", hazard.name, hazard_line(combination, shape, seed++), Special::none});
+      }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
   for (std::vector<Entry>& more :

@@ -21,6 +21,11 @@ struct ScoreRow {
   float max = 0.0f, sum = 0.0f;             ///< at the end of the item
 };
 
+/// Where regions of an item's mask end (semantics/mask.h), and the gap.
+struct ItemRegions {
+  std::int32_t prefix_end = 0, gap_end = 0, tree_begin = 0;
+};
+
 struct GenericBlock {
   float* query;             ///< [kGenericTileRows][kDimPitch]: one block of dims
   float* staged;            ///< [kGenericTileKeys][kDimPitch]: one block of dims of K, then of V
@@ -33,6 +38,7 @@ struct GenericBlock {
   ScoreRow* rows;           ///< [kGenericTileRows]
   std::int32_t* next_item;  ///< message of thread 0 to all threads: item to attend
   std::int32_t* is_last;    ///< message of thread 0: whether the item's part was the last of its tile
+  ItemRegions* regions;     ///< message of thread 0: of the item
 
   QUIRE_DEVICE explicit GenericBlock(SharedArea& area)
       : query(area.take<float>(kGenericTileRows * kDimPitch)),
@@ -45,11 +51,12 @@ struct GenericBlock {
         value_scale(area.take<float>(kGenericTileKeys)),
         rows(area.take<ScoreRow>(kGenericTileRows)),
         next_item(area.take<std::int32_t>(1)),
-        is_last(area.take<std::int32_t>(1)) {}
+        is_last(area.take<std::int32_t>(1)),
+        regions(area.take<ItemRegions>(1)) {}
   static constexpr int kBytes =
       piece_bytes<float>((kGenericTileRows + kGenericTileKeys) * kDimPitch) + piece_bytes<float>(kGenericTileRows * kScorePitch) +
       piece_bytes<std::int64_t>(kGenericTileRows + 2 * kGenericTileKeys) + piece_bytes<float>(2 * kGenericTileKeys) +
-      piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1);
+      piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1) + piece_bytes<ItemRegions>(1);
 };
 static_assert(GenericBlock::kBytes <= kGenericSharedBytes);
 
@@ -61,7 +68,6 @@ struct GenericItem {
   std::int32_t num_rows = 0;
   std::int32_t first_visible =
       0;  ///< no row sees a key before it; for kernels that take causal rows at the end of their keys only
-  std::int32_t prefix_end = 0, gap_end = 0, tree_begin = 0;  ///< regions of the mask (semantics/mask.h)
 };
 
 /// Keys [begin, end) of the tile at `first`, relative to it, all of one region; those from `cached` on are this step's rows.
@@ -71,8 +77,8 @@ struct TileKeys {
 };
 
 /// The first key from `at` on that is in no gap.
-QUIRE_DEVICE std::int32_t past_gap(const GenericItem& item, std::int32_t at) {
-  return at >= item.prefix_end && at < item.gap_end ? item.gap_end : at;
+QUIRE_DEVICE std::int32_t past_gap(const ItemRegions& regions, std::int32_t at) {
+  return at >= regions.prefix_end && at < regions.gap_end ? regions.gap_end : at;
 }
 
 QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
@@ -86,13 +92,14 @@ QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   return item;
 }
 
-/// Sets the regions of an item's mask. Kernels that take causal rows at the end of their keys only have no use for them.
-QUIRE_DEVICE void set_regions(const AttendArgs& a, GenericItem& item) {
-  const Sight sight = sight_of(a, item.slice.req, item.lengths);
-  const semantics::KeyRange gap = sight.mask.gap(sight.first + item.slice.row_begin / a.group);
-  item.prefix_end = static_cast<std::int32_t>(sight.mask.prefix_end);
-  item.gap_end = static_cast<std::int32_t>(gap.end);
-  item.tree_begin = static_cast<std::int32_t>(sight.mask.tree_begin);
+/// Thread 0 alone: the regions of an item's mask.
+QUIRE_DEVICE void describe_regions(const AttendArgs& a, std::int32_t index, const GenericBlock& block) {
+  const WorkSlice& slice = a.work.slices[index / a.num_kv_heads];
+  const Sight sight = sight_of(a, slice.req, lengths_of(a, slice.req));
+  const semantics::KeyRange gap = sight.mask.gap(sight.first + slice.row_begin / a.group);
+  block.regions->prefix_end = static_cast<std::int32_t>(sight.mask.prefix_end);
+  block.regions->gap_end = static_cast<std::int32_t>(gap.end);
+  block.regions->tree_begin = static_cast<std::int32_t>(sight.mask.tree_begin);
 }
 
 /// Threads 0 to kGenericTileRows - 1 describe the item's rows.
@@ -106,9 +113,9 @@ QUIRE_DEVICE void describe_rows(const AttendArgs& a, const GenericItem& item, co
   const Sight sight = sight_of(a, item.slice.req, item.lengths);
   const semantics::KeyRange seen = sight.mask.of_row(sight.first + query_row);
   r.prefix_end = 0;
-  if (item.prefix_end > 0) {
+  if (sight.mask.prefix_end > 0) {
     const std::int64_t end = sight.mask.order_end(sight.first + query_row);
-    r.prefix_end = static_cast<std::int32_t>(end < item.prefix_end ? end : item.prefix_end);
+    r.prefix_end = static_cast<std::int32_t>(end < sight.mask.prefix_end ? end : sight.mask.prefix_end);
   }
   r.q_pos = static_cast<std::int32_t>(sight.first) + query_row;
   r.first_key = static_cast<std::int32_t>(seen.begin);
@@ -126,9 +133,10 @@ QUIRE_DEVICE std::int32_t clamped(std::int64_t value, std::int32_t low, std::int
 QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& block, std::int32_t at) {
   TileKeys keys;
   keys.first = at / kGenericTileKeys * kGenericTileKeys;
-  keys.of_prefix = at < item.prefix_end;
-  keys.of_tree = at >= item.tree_begin;
-  const std::int32_t region_end = keys.of_prefix ? item.prefix_end : keys.of_tree ? item.slice.key_end : item.tree_begin;
+  const ItemRegions& regions = *block.regions;
+  keys.of_prefix = at < regions.prefix_end;
+  keys.of_tree = at >= regions.tree_begin;
+  const std::int32_t region_end = keys.of_prefix ? regions.prefix_end : keys.of_tree ? item.slice.key_end : regions.tree_begin;
   const std::int32_t first = keys.of_prefix || keys.of_tree ? at : block.rows[0].first_key;
   keys.begin = clamped(first - keys.first, at - keys.first, kGenericTileKeys);
   keys.end = clamped((region_end < item.slice.key_end ? region_end : item.slice.key_end) - keys.first, 0, kGenericTileKeys);
@@ -171,9 +179,9 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
 }
 
 /// Whether a row sees a key of a tree, whose position counts from the request's first key.
-QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const GenericItem& item, const ScoreRow& row, std::int32_t position) {
+QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const ItemRegions& regions, const ScoreRow& row, std::int32_t position) {
   const semantics::TreeBits bits{a.tree_bits.data + row.token * a.tree_bytes_of_row, a.tree_bits.stride};
-  return bits.sees(position - item.tree_begin);
+  return bits.sees(position - regions.tree_begin);
 }
 
 /// The keys of a tile, or its values: cached rows and this step's.

@@ -34,7 +34,7 @@ QUIRE_DEVICE float sum_over_row(float value) {
 
 /// Turns the row's dot products into exp(s - max) times the scale of the value, folds them into `state` (the same on all lanes of
 /// the row) and leaves the factor for what was summed before in the row's `correction`.
-QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
+QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const GenericBlock& block,
                                semantics::SoftmaxState& state) {
   const int m = thread_index() / kSoftmaxLanes, lane = thread_index() % kSoftmaxLanes;
   ScoreRow& row = block.rows[m];
@@ -48,7 +48,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const GenericItem& item, con
     const int key = lane + j * kSoftmaxLanes;
     s[j] = -INFINITY;
     if (key < row.begin || key >= row.end) continue;
-    if (keys.of_tree && !sees_in_tree(a, item, row, keys.first + key)) {
+    if (keys.of_tree && !sees_in_tree(a, *block.regions, row, keys.first + key)) {
       hidden |= 1u << j;
       continue;
     }
