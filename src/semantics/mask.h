@@ -58,14 +58,17 @@ struct Mask {
   Reach reach;
   std::int64_t num_keys = 0;
   std::int64_t key_begin = 0;  ///< position of key 0 in the sequence: chunks and spans count positions of the sequence
-  std::int64_t chunk = 0;      ///< 0 = none
+  std::int32_t chunk = 0;      ///< 0 = none
   SpanList spans;
   bool spans_beyond_window = false;
   std::int64_t prefix_end = 0;
   std::int64_t tree_begin = 0;
 
-  /// tokens: of a chunk; <= 0 means no chunks.
-  QUIRE_HD void set_chunk(std::int64_t tokens) { chunk = tokens > 0 && tokens < kAllKeys ? tokens : 0; }
+  /// tokens: of a chunk; <= 0 means no chunks. Positions lie within +-2^31: a longer chunk begins and ends at the same keys.
+  QUIRE_HD void set_chunk(std::int64_t tokens) {
+    constexpr std::int32_t kLongest = 0x7FFFFFFF;
+    chunk = tokens <= 0 ? 0 : tokens < kLongest ? static_cast<std::int32_t>(tokens) : kLongest;
+  }
   /// prefix_len is a position of the sequence. tree_len: at most num_keys.
   QUIRE_HD void set_regions(std::int64_t prefix_len, std::int64_t tree_len) {
     tree_begin = num_keys - tree_len;
@@ -78,7 +81,8 @@ struct Mask {
     KeyRange keys{q_pos - reach.before, q_pos + reach.after + 1};
     std::int64_t span_limit = num_keys;
     if (chunk > 0) {
-      const std::int64_t offset = (q_pos + key_begin) % chunk, first = q_pos - offset - (offset < 0 ? chunk : 0);
+      const std::int32_t offset = static_cast<std::int32_t>(q_pos + key_begin) % chunk;  // 64 bits would cost a device a call
+      const std::int64_t first = q_pos - offset - (offset < 0 ? chunk : 0);
       if (keys.begin < first) keys.begin = first;
       if (keys.end > first + chunk) keys.end = first + chunk;
       span_limit = first + chunk;

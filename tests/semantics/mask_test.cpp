@@ -157,7 +157,8 @@ TEST(Mask, HugeNumbersDoNotOverflow) {
   EXPECT_EQ(mask.prefix_end, kMost);
   EXPECT_EQ(mask.of_row(0).end, kMost);
   EXPECT_EQ(mask.of_rows(-kMost, kMost).end, kMost);
-  EXPECT_EQ(mask.chunk, 0);
+  EXPECT_EQ(mask.chunk, kMost);
+  EXPECT_EQ(mask.of_row(-5).end, 0);  // a row before position 0 is of another chunk
 }
 
 TEST(TreeBits, CountFromTheLowestOfEachByte) {

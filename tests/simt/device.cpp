@@ -18,7 +18,9 @@ namespace {
 void set_shapes(gpu::AttendArgs& a, const Case& c) {
   const Batch& b = c.batch;
   a.spans_beyond_window = c.options.spans_beyond_window;
-  a.chunk = c.options.attention_chunk.value_or(0);
+  semantics::Mask mask;
+  mask.set_chunk(c.options.attention_chunk.value_or(0));
+  a.chunk = mask.chunk;
   a.prefix_len = c.options.prefix_len.value_or(0);
   if (b.prefix_lens.present()) a.prefix_lens = semantics::index_view(b.prefix_lens);
   if (b.tree_lens.present()) a.tree_lens = semantics::index_view(b.tree_lens);

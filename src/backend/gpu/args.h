@@ -197,7 +197,7 @@ struct AttendArgs {
   std::int64_t window_right = -1;                       ///< of requests that are not causal; -1 = none
   semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; tuned kernels take none
   bool spans_beyond_window = false;
-  std::int64_t chunk = 0;              ///< 0 = none
+  std::int32_t chunk = 0;              ///< 0 = none
   std::int64_t prefix_len = 0;         ///< of all requests where `prefix_lens` is absent
   semantics::IndexView prefix_lens;    ///< [num_reqs]; data null = absent
   semantics::IndexView tree_lens;      ///< [num_reqs]; data null = absent
