@@ -99,7 +99,8 @@ TEST(SimtPlanted, EveryFieldOfShapesIsNeeded) {
       "q=f32 heads=4:2 d=16 page=8 window=20 chunk=90 lse=1 reqs=9@170,20@5,3@40 kbegin=1x16,1x0,1x5 prefix=1x30,1x0,1x11 "
       "spans=0:187-192,1:3-20,1:20-25,2:46-48",
       "q=f32 heads=4:2 d=16 page=8 window=4 prefix=3 lse=1 reqs=20@50,9@30 spans=0:20-65 beyond=1",
-      "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=9@70,20@5,3@40 tree=1x9,1x12,1x3"};
+      "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=9@70,20@5,3@40 tree=1x9,1x12,1x3",
+      "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=9@70,20@5,3@40 prefix=1x4,1x70,1x9"};
   EXPECT_FALSE(found(kDevice, kShapes)) << testing::PrintToString(findings_of(kDevice, kShapes));
   const std::pair<const char*, std::function<void(gpu::AttendArgs&)>> faults[] = {
       {"chunk_ignored", [](gpu::AttendArgs& a) { a.chunk = 0; }},

@@ -175,7 +175,7 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
   const std::int32_t seen_begin = keys.of_tree || keys.of_prefix ? keys.first + keys.begin : last.first_key;
   const std::int32_t end = clamped(seen_end - keys.first, 0, keys.end);
   block.rows[m].end = end;
-  block.rows[m].begin = m < item.num_rows ? clamped(seen_begin - keys.first, 0, kGenericTileKeys) : end;
+  block.rows[m].begin = m < item.num_rows ? clamped(seen_begin - keys.first, keys.begin, kGenericTileKeys) : end;
 }
 
 /// Whether a row sees a key of a tree, whose position counts from the request's first key.
