@@ -29,6 +29,8 @@ TEST_P(Kernels, Hazard) {
       EXPECT_TRUE(findings.empty()) << kernel << " " << hazard.name << "\n" << report(line, findings, kernel);
     }
   if (hazard.name == "OwnHeadDimOfV" && !takes_own_v(kernel)) GTEST_SKIP() << kernel << " refuses them, with a reason";
+  const bool has_regions = hazard.name == "VisiblePrefix" || hazard.name == "Trees";
+  if (has_regions && kernel == "cpu_amx") GTEST_SKIP() << kernel << " refuses them, with a reason";
   EXPECT_GT(judged, 0) << kernel << " takes no combination of types";
 }
 

@@ -50,11 +50,11 @@ AsLists as_lists(const Case& c) {
 bool has_lists(const Case& c) {
   const Problem p = problem_of(c.batch, c.cache, c.options);
   const bool cached = std::all_of(p.reqs.begin(), p.reqs.end(), [](const Request& r) { return r.cached_len == r.seq_len(); });
-  return !p.alibi && cached && p.layout != CacheLayout::packed;
+  return !p.alibi && !p.has_shapes() && cached && p.layout != CacheLayout::packed;
 }
 
 Status attend_by_lists(const Case& c, std::string& kernel) {
-  if (!has_lists(c)) return {Code::unsupported, "ALiBi, keys beside the cache and packed slots go with no list"};
+  if (!has_lists(c)) return {Code::unsupported, "ALiBi, chunks, prefixes, spans, trees, keys beside the cache and packed slots go with no list"};
   const AsLists a = as_lists(c);
   const Result<Sparse> planned = plan_sparse(a.batch, c.cache, a.options, a.lists);
   if (!planned.ok()) return planned.status();

@@ -99,7 +99,8 @@ QUIRE_DEVICE void describe_regions(const AttendArgs& a, std::int32_t index, cons
   const semantics::KeyRange gap = sight.mask.gap(sight.first + slice.row_begin / a.group);
   block.regions->prefix_end = static_cast<std::int32_t>(sight.mask.prefix_end);
   block.regions->gap_end = static_cast<std::int32_t>(gap.end);
-  block.regions->tree_begin = static_cast<std::int32_t>(sight.mask.tree_begin);
+  // Lengths may have changed since the list was made: without a tree, no key is of one.
+  block.regions->tree_begin = sight.mask.has_tree() ? static_cast<std::int32_t>(sight.mask.tree_begin) : 0x7FFFFFFF;
 }
 
 /// Threads 0 to kGenericTileRows - 1 describe the item's rows.
@@ -181,7 +182,8 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
 /// Whether a row sees a key of a tree, whose position counts from the request's first key.
 QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const ItemRegions& regions, const ScoreRow& row, std::int32_t position) {
   const semantics::TreeBits bits{a.tree_bits.data + row.token * a.tree_bytes_of_row, a.tree_bits.stride};
-  return bits.sees(position - regions.tree_begin);
+  const std::int32_t bit = position - regions.tree_begin;
+  return bit < a.most_tree_keys && bits.sees(bit);
 }
 
 /// The keys of a tile, or its values: cached rows and this step's.
