@@ -147,7 +147,7 @@ typedef struct quire_cache {
   quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
   quire_tensor v;     /* dtype and sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
   quire_layout layout;
-  int32_t reserved;     /* zero */
+  int32_t reserved; /* zero */
   /* Optional f32 scalar, [1], [num_kv_heads], or [num_pages, page_size, num_kv_heads] of an 8-bit cache, which quire_append
    * writes; real value = stored value * scale; absent = 1. An i8 cache has both scales. */
   quire_tensor k_scale;

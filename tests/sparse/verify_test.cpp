@@ -54,7 +54,8 @@ bool has_lists(const Case& c) {
 }
 
 Status attend_by_lists(const Case& c, std::string& kernel) {
-  if (!has_lists(c)) return {Code::unsupported, "ALiBi, chunks, prefixes, spans, trees, keys beside the cache and packed slots go with no list"};
+  if (!has_lists(c))
+    return {Code::unsupported, "ALiBi, chunks, prefixes, spans, trees, keys beside the cache and packed slots go with no list"};
   const AsLists a = as_lists(c);
   const Result<Sparse> planned = plan_sparse(a.batch, c.cache, a.options, a.lists);
   if (!planned.ok()) return planned.status();
