@@ -10,8 +10,7 @@
 //   a key at position k is visible to a row at position q  iff (each condition, if its field is set)
 //     ordered  k <= q if the request is causal, else k <= q + window_right      or  k and q lie in one span of r
 //   and
-//     near     q - k < sliding_window  and  floor(k / attention_chunk) = floor(q /
-//     attention_chunk)
+//     near     q - k < sliding_window,  and k and q lie in one chunk of attention_chunk positions
 //              or  k < prefix_len(r)      or  k and q lie in one span of r and spans_beyond_window
 //   except the last tree_lens[r] keys of r: of them, a row sees those whose bit is set in its row of tree_mask, and no other
 //   query head h reads KV head  h / (num_q_heads / num_kv_heads)

@@ -163,7 +163,7 @@ Suspects scales_transposed(const Evidence& e) {
       });
 }
 
-/// What a cache with one scale for all tokens would do.
+/// Suspects of a cache that has one scale for all tokens.
 Suspects of_any_token(const Evidence& e) {
   Place last;
   std::int64_t found = 0;

@@ -108,7 +108,7 @@ struct Iterations {
     return fixed_parts() ? (tiles.end - 1) / part_tiles - tiles.first / part_tiles + 1 : 1;
   }
   QUIRE_HD Int of(const TileRange<Int>& tiles) const { return tiles.count() + overhead * parts(tiles); }
-  /// Of all slices of a request, under one KV head.
+  /// Cost of all slices of a request, under one KV head.
   QUIRE_HD Int of_head(Int query_len, Int context_len) const {
     if (!kSlices) return slices(query_len) == 0 ? 0 : of(slice(query_len, context_len, 0).tiles);
     Int sum = 0;

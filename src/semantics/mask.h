@@ -139,7 +139,7 @@ struct Mask {
     return {prefix_end, begin < tree_begin ? begin : tree_begin};
   }
 
-  /// Where the region that holds `key` ends.
+  /// End of the region that holds `key`.
   QUIRE_HD std::int64_t region_end(std::int64_t key) const {
     return key < prefix_end ? prefix_end : key < tree_begin ? tree_begin : num_keys;
   }

@@ -71,7 +71,7 @@ int ncclGetUniqueId(Id* id) {
   return kSuccess;
 }
 
-/// As NCCL's: it returns when all ranks have come.
+/// NCCL's call returns when all ranks have called, and so does this one.
 int ncclCommInitRank(void** comm, int size, Id id, int rank) {
   std::shared_ptr<World> world;
   {

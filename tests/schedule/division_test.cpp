@@ -13,7 +13,7 @@
 namespace quire::schedule {
 namespace {
 
-/// As a kernel is given it.
+/// Division of the work in the form that a kernel receives.
 struct Division {
   std::int32_t all_units = 132, long_weight = 7;
 };

@@ -73,7 +73,7 @@ Given drawn(std::mt19937_64& random) {
   return g;
 }
 
-/// The same without what follows an empty span.
+/// `g` without the spans that follow an empty span.
 Given trimmed(Given g) {
   for (std::size_t i = 0; i + 1 < g.spans.size(); i += 2)
     if (g.spans[i] == g.spans[i + 1]) return g.spans.resize(i), g;

@@ -100,7 +100,7 @@ struct ItemView {
   std::int64_t past_gap(std::int64_t at) const { return at >= gap.begin && at < gap.end ? gap.end : at; }
 };
 
-/// Keys of a tile that a row does not see although they lie within its range: those of a tree.
+/// Keys of a tree that lie within the range of a row and that the row does not see.
 struct HiddenKeys {
   const ItemView& view;
   std::int64_t row, tile_begin;

@@ -21,7 +21,7 @@ struct ScoreRow {
   float max = 0.0f, sum = 0.0f;             ///< at the end of the item
 };
 
-/// Where regions of an item's mask end (semantics/mask.h), and the gap.
+/// Ends of the regions of an item's mask (semantics/mask.h), and the gap.
 struct ItemRegions {
   std::int32_t prefix_end = 0, gap_end = 0, tree_begin = 0;
 };
