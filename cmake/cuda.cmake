@@ -91,7 +91,7 @@ endif()
 
 if(QUIRE_HAS_CUDA)
   file(GLOB QUIRE_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cpp src/backend/cuda/*.cu src/backend/cuda/mma/*.cu
-       src/backend/cuda/mma/*.cpp src/backend/cuda/sm90/*.cpp src/backend/cuda/sm90/decode/*.cu src/backend/cuda/sm90/prefill/*.cu
+       src/backend/cuda/mma/*.cpp src/backend/cuda/sm90/*.cpp src/backend/cuda/sm90/cluster/*.cu src/backend/cuda/sm90/decode/*.cu src/backend/cuda/sm90/prefill/*.cu
        src/backend/cuda/sm90/mla/*.cu src/backend/cuda/sm90/mla/*.cpp)
   target_sources(quire PRIVATE ${QUIRE_CUDA_SOURCES})
   # Where it is asked for, and nowhere else: other objects are those of a build without CUDA, and ccache knows them (tests/packaging).

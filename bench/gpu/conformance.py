@@ -14,6 +14,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   random       200 random cases
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
+  cluster      240 random lines of one row a request, few enough for its cluster decode
   prefill      160 random lines of what its prefill takes; --caches: both of these cache types alone
   sm90_hazards the hazards in its types and head_dims, with power: every planted fault must be caught but those of other head_dims
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
@@ -135,6 +136,31 @@ def sm90_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: floa
     return lines
 
 
+def cluster_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: float = 0.3) -> "list[str]":
+    """One row a request, over everything that cluster decode takes: few requests, whose keys suit their clusters."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, kv_heads, group = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3, 5, 8]), pick.randint(1, 8)
+        most = 1000 if kv_heads == 8 else 3000
+        context = lambda: pick.choice([0, 1, 14, 15, 16, 127, 128, pick.randrange(200), pick.randrange(most), most])  # noqa: E731
+        reqs = [f"1@{context()}" for _ in range(pick.randint(1, 6))]
+        if pick.random() < 0.2:  # one request of many units a warp
+            kv_heads, reqs = 8, [f"1@{pick.randrange(4000, 20000)}"]
+        if pick.random() < 0.15:  # requests without rows
+            reqs.insert(pick.randrange(len(reqs) + 1), f"{pick.randint(1, 3)}x0@{context()}")
+        options = [f"window={pick.choice([1, 7, 15, 16, 17, 100, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
+        options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
+        options += [f"scale={pick.choice([0.02, 0.5, 1, 3, 10])}"] * pick.choice([0, 0, 1])
+        cache = pick.choice(caches or [dtype, dtype, "fp8_e4m3fn", "fp8_e5m2"])
+        if cache != dtype or pick.random() < 0.3:
+            options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
+        lines.append(f"{row_types(pick, dtype, cache, True, eight_bits)} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128])} "
+                     f"page={pick.choice([16, 16, 32, 48, 64, 128])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+                     f"{' '.join(options)} seed={seed + i}")
+    return lines
+
+
 def in_lines(lines: "list[str]") -> "list[str]":
     return [word for line in lines for word in ("--line", line)]
 
@@ -240,6 +266,7 @@ def main() -> int:
     args = parser.parse_args()
     # Of each section, the arguments of its calls of `quire verify`.
     of_decode = sm90_lines(args.count or 240, args.seed, args.caches, args.eight_bits)
+    of_clusters = cluster_lines(args.count or 240, args.seed, args.caches, args.eight_bits)
     of_prefill = prefill_lines(args.count or 160, args.seed, args.caches, args.eight_bits)
     sections = {
         "sm90_hazards": [["--backend", "cuda", "--types", types, "--dims", "64,128,256"] for types in SM90_TYPES],
@@ -248,6 +275,7 @@ def main() -> int:
         "mma_hazards": [["--backend", "cuda_mma", "--no-power", *asked]
                         for asked in [*(types + dims for types, dims in MMA_TYPES), in_lines(MMA_BATCHES)]],
         "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
+        "cluster": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_clusters, 2 * args.jobs)],
         "prefill": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs)],
         "notes": [["--backend", "cuda", "--matrix", "notes", "--no-power"]],
     }

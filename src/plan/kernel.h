@@ -44,8 +44,8 @@ struct Body {
 struct GpuTraits {
   /// Lists of a plan whose problem, bounds and settings are set, with their capacities.
   std::vector<DeviceList> (*lists)(const Plan& plan);
-  /// The list that stands in where the kernel cannot read a call's tensors: another kernel, in the room of `list`. Null: the
-  /// kernel reads all tensors.
+  /// The list that stands in where the kernel cannot read a call's tensors: another kernel or role, in the room of `list`. Null:
+  /// the kernel reads all tensors.
   DeviceList (*instead)(const Plan& plan, const DeviceList& list) = nullptr;
   std::span<const Body> bodies;
   std::span<const BodyCosts> costs = {};  ///< on the devices of device_costs.h

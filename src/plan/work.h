@@ -51,12 +51,13 @@ struct WorkTile {
 
 /// Part that a kernel plays for a list of a GPU plan. The kernel and the role select the code that runs.
 enum class Role : std::int32_t {
-  rows,         ///< rows of any number, in tiles of one height
-  short_rows,   ///< few score rows of a request, in low tiles
-  tall_rows,    ///< many score rows of a request, in high tiles
-  decode,       ///< few score rows, in low tiles of a kernel made for decode
-  decode_wide,  ///< few score rows, in higher tiles of a kernel made for decode
-  prefill,      ///< many score rows, in tiles of a kernel made for prefill
+  rows,            ///< rows of any number, in tiles of one height
+  short_rows,      ///< few score rows of a request, in low tiles
+  tall_rows,       ///< many score rows of a request, in high tiles
+  decode,          ///< few score rows, in low tiles of a kernel made for decode
+  decode_wide,     ///< few score rows, in higher tiles of a kernel made for decode
+  decode_cluster,  ///< one query row of each request, whose keys a cluster of blocks has to itself
+  prefill,         ///< many score rows, in tiles of a kernel made for prefill
 };
 
 /// A work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
@@ -72,6 +73,7 @@ struct DeviceList {
   std::int64_t split_keys = 0;  ///< keys per part; 0 = the device chooses, so that about target_items items exist
   std::int64_t target_items = 0;
   std::int64_t num_blocks = 0;    ///< thread blocks that draw items
+  std::int64_t cluster = 1;       ///< blocks of a cluster, which has one request and KV head; 1 where blocks draw items alone
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each

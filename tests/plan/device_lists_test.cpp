@@ -285,6 +285,46 @@ TEST(DeviceLists, SayWhoServesThem) {
   EXPECT_EQ(served("q=f32 kv=f32 d=128"), (Lists{{"cuda_generic", Role::rows}}));
 }
 
+// Cluster decode has few requests of one row, none of which is long for the blocks of its cluster.
+TEST(DeviceLists, FewShortRequestsOfOneRowHaveClusters) {
+  const Device h100 = find_device("h100").value();
+  const auto cluster = [&](const std::string& line, const PlanSettings& settings = {}) {
+    const Plan p = plan(parse_problem_line(line)->problem, h100, settings).value();
+    const DeviceList& list = p.work().lists[0];
+    EXPECT_EQ(p.kernel, "cuda_sm90") << line;
+    EXPECT_EQ(p.work().lists.size(), 1u) << line;
+    if (list.role != Role::decode_cluster) return std::int64_t{0};
+    EXPECT_EQ(list.num_blocks, p.bounds.num_reqs * p.problem.num_kv_heads * list.cluster) << line;
+    const DeviceList other = p.kernel.row().gpu->instead(p, list);
+    EXPECT_TRUE(other.kernel == "cuda_sm90" && other.role == Role::decode && other.cluster == 1) << line;
+    EXPECT_TRUE(other.max_slices == list.max_slices && other.max_merges == list.max_merges &&
+                other.max_partials == list.max_partials)
+        << line;
+    return list.cluster;
+  };
+  const std::string heads = "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=";
+  EXPECT_EQ(cluster(heads + "1@1023"), 8);
+  EXPECT_EQ(cluster(heads + "1@8191"), 8);
+  EXPECT_EQ(cluster(heads + "1@8192"), 0) << "a block would have more than 1024 keys";
+  EXPECT_EQ(cluster(heads + "2x1@4095"), 4);
+  EXPECT_EQ(cluster(heads + "4x1@2047"), 2);
+  EXPECT_EQ(cluster(heads + "8x1@1023"), 2);
+  EXPECT_EQ(cluster(heads + "16x1@1023"), 1);
+  EXPECT_EQ(cluster(heads + "17x1@100"), 0) << "more segments than SMs";
+  EXPECT_EQ(cluster(heads + "8x1@2048"), 0) << "a block would have 1024.5 keys";
+  EXPECT_EQ(cluster(heads + "8x1@8191 window=512"), 2) << "a block has 256 keys";
+  EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:1 d=128 page=16 reqs=1@4095"), 8);
+  EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:1 d=128 page=16 reqs=1@4096"), 0) << "more than 512, and 8 blocks alone";
+  EXPECT_EQ(cluster("q=bf16 kv=fp8_e4m3fn heads=64:8 d=64 page=32 reqs=1@2047"), 8);
+  EXPECT_EQ(cluster("q=bf16 kv=fp8_e4m3fn heads=64:8 d=64 page=32 reqs=1@2048"), 0) << "more than 256 codes";
+  EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=32:2 d=128 page=16 reqs=1@1000"), 0) << "16 score rows";
+  EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:2 d=256 page=16 reqs=1@1000"), 0);
+  EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:2 d=128 page=24 reqs=1@1000"), 0) << "a unit would be in two pages";
+  EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=packed reqs=1@1000"), 0);
+  EXPECT_EQ(cluster(heads + "1x2@1000"), 0) << "two rows";
+  EXPECT_EQ(cluster(heads + "1@1000", {.batch_invariant = true}), 0);
+}
+
 // Another kernel serves a list, in the room that the plan has made for it, if tensors do not suit tensor copies.
 TEST(DeviceLists, WhatStandsInForHopperFitsTheRoom) {
   const Device sm90 = find_device("sm90").value();
@@ -323,7 +363,8 @@ TEST(DeviceLists, BlocksThatDealThemselvesHaveTheirPlaces) {
     const Plan plan = quire::plan(p, find_device("sm90").value()).value();
     if (plan.kernel != "cuda_sm90") continue;
     ++seen;
-    const DeviceList& list = plan.work().lists.at(0);
+    DeviceList list = plan.work().lists.at(0);
+    if (list.role == Role::decode_cluster) list = plan.kernel.row().gpu->instead(plan, list);
     const bool narrow = list.tile_rows == 8;
     seen_wide += narrow ? 0 : 1;
     const std::int64_t held = (!narrow ? 1 : itemsize(p.kv_dtype) == 1 ? 4 : 2) * 132;
@@ -348,8 +389,8 @@ TEST(DeviceLists, FewSegmentsHaveFewBlocks) {
         std::tuple{"heads=4:1 d=128 page=16 reqs=1@8191", 49, "one round"},
         std::tuple{"heads=8:1 d=128 page=16 reqs=1@131071", 139, "long requests are worth more parts"},
         std::tuple{"heads=8:1 d=128 page=16 reqs=1@131071 window=8192", 34, "but not what they do not see"},
-        std::tuple{"heads=16:2 d=128 page=16 reqs=1@1023", 64, "32 parts of each in any case"},
-        std::tuple{"heads=32:8 d=128 page=16 reqs=1@8191", 264, "no more than the device holds"}}) {
+        std::tuple{"heads=16:2 d=128 page=8 reqs=1@1023", 64, "32 parts of each in any case"},
+        std::tuple{"heads=32:8 d=128 page=8 reqs=1@8191", 264, "no more than the device holds"}}) {
     const Plan p = plan(parse_problem_line(std::string("q=bf16 kv=bf16 ") + line)->problem, sm90).value();
     ASSERT_EQ(p.kernel, "cuda_sm90") << line;
     EXPECT_EQ(p.work().lists.at(0).num_blocks, blocks) << line << ": " << why;

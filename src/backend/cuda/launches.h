@@ -54,7 +54,7 @@ extern const KernelEntry kSm90MlaEntry;  ///< sm90/mla/launch.cpp
 
 /// prepare.cu: resets the leading words of the workspace, sets the outcome to broken if lengths or the block table of `args`
 /// break a rule, and fills the work of up to two lists from the lengths; a list without room breaks the outcome, too.
-cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, const gpu::ResetArgs& reset,
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::WorkList> lists, const gpu::ResetArgs& reset,
                            cudaStream_t stream);
 /// prepare.cu, too: behind the last attend kernel.
 cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream);

@@ -13,6 +13,7 @@
 #include "backend/gpu/reset.h"
 #include "backend/gpu/schedule.h"
 #include "backend/gpu/validate.h"
+#include "plan/device_workspace.h"
 
 namespace quire::cuda {
 namespace {
@@ -26,45 +27,68 @@ __global__ void __launch_bounds__(kThreads) reset_kernel(const __grid_constant__
   gpu::reset(args);
 }
 
+bool has_masks(const gpu::AttendArgs& args) { return args.has_masks || args.key_begin.data != nullptr; }
+
+/// Arguments as the instances for calls with or without masks know them. No copy is made: fields that are not set here are read
+/// where they are. Code for masks makes the kernels half as long again, and a short call waits for it.
+template <bool kMasks>
+__device__ gpu::AttendArgs known(const gpu::AttendArgs& args) {
+  gpu::AttendArgs known = args;
+  if (!kMasks) {
+    known.has_masks = false;
+    known.key_begin.data = nullptr;
+  }
+  return known;
+}
+
 /// Reset and validate in one block: where there is little to validate, a launch costs more than what others would save.
+template <bool kMasks>
 __global__ void __launch_bounds__(kThreads)
     prepare_alone_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::ResetArgs leading) {
   wait_for_dependencies();
   let_dependents_start();
   gpu::reset(leading);
   __syncthreads();  // `broken` is 0 before it is set
-  gpu::validate(args, 0, 1);
+  gpu::validate(known<kMasks>(args), 0, 1);
 }
 
+/// Lists to fill. All other arguments are those of the call: a launch with arguments of its own for each list takes longer.
+struct Lists {
+  gpu::WorkList work[plan_detail::kMaxLists];
+  int count = 0;
+};
+
+/// A block for each list, and all others for validation.
+template <bool kMasks>
+__device__ void schedule_or_validate(const gpu::AttendArgs& args, const Lists& lists, gpu::SharedArea memory) {
+  const int block = static_cast<int>(blockIdx.x);
+  gpu::AttendArgs of_list = known<kMasks>(args);
+  if (block >= lists.count) return gpu::validate(of_list, block - lists.count, static_cast<int>(gridDim.x) - lists.count);
+  of_list.work = block == 0 ? lists.work[0] : lists.work[1];
+  gpu::schedule(of_list, memory);
+}
+
+template <bool kMasks>
 __global__ void __launch_bounds__(kThreads)
-    prepare_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::AttendArgs first,
-                   const __grid_constant__ gpu::AttendArgs second, int num_lists) {
+    prepare_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ Lists lists) {
   QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);
   let_dependents_start();
   wait_for_dependencies();
-  const int block = static_cast<int>(blockIdx.x);
-  if (block < num_lists)
-    gpu::schedule(block == 0 ? first : second, gpu::SharedArea(memory));
-  else
-    gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
+  schedule_or_validate<kMasks>(args, lists, gpu::SharedArea(memory));
 }
 
 /// Whole preparation in one launch of one cluster: no block may report a broken rule before the outcome is reset.
+template <bool kMasks>
 __global__ void __launch_bounds__(kThreads)
-    prepare_together_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ gpu::AttendArgs first,
-                            const __grid_constant__ gpu::AttendArgs second, int num_lists,
+    prepare_together_kernel(const __grid_constant__ gpu::AttendArgs args, const __grid_constant__ Lists lists,
                             const __grid_constant__ gpu::ResetArgs leading) {
 #if __CUDA_ARCH__ >= 900
   QUIRE_SHARED(memory, gpu::kScheduleSharedBytes);
   wait_for_dependencies();
   let_dependents_start();
-  const int block = static_cast<int>(blockIdx.x);
-  if (block == 0) gpu::reset(leading);
+  if (blockIdx.x == 0) gpu::reset(leading);
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  if (block < num_lists)
-    gpu::schedule(block == 0 ? first : second, gpu::SharedArea(memory));
-  else
-    gpu::validate(args, block - num_lists, static_cast<int>(gridDim.x) - num_lists);
+  schedule_or_validate<kMasks>(args, lists, gpu::SharedArea(memory));
 #endif
 }
 
@@ -84,6 +108,25 @@ bool has_clusters() {
 /// no scheduler kernel and more time: it reads the verdict only after its first segment.
 bool is_little(std::int64_t validating, std::size_t num_lists) { return validating <= (num_lists == 0 ? 8 : 3) * kCluster; }
 
+template <bool kMasks>
+cudaError_t launch(const gpu::AttendArgs& args, std::span<const gpu::WorkList> lists, const gpu::ResetArgs& reset,
+                   cudaStream_t stream) {
+  constexpr std::int64_t kFewBlocks = 2;  // blocks' worth of validation that a single block does
+  const std::int64_t validating = gpu::validate_blocks(args);
+  if (lists.empty() && validating <= kFewBlocks)
+    return launch_dependent(prepare_alone_kernel<kMasks>, {1, kThreads, 0}, stream, args, reset);
+  Lists filled{{}, static_cast<int>(lists.size())};
+  std::copy(lists.begin(), lists.end(), filled.work);
+  if (is_little(validating, lists.size()) && has_clusters()) {
+    const int blocks = filled.count + static_cast<int>(std::min<std::int64_t>(validating, kCluster - filled.count));
+    return launch_dependent(prepare_together_kernel<kMasks>, {blocks, kThreads, 0, blocks}, stream, args, filled, reset);
+  }
+  if (const cudaError_t error = launch_dependent(reset_kernel, {1, kThreads, 0}, stream, reset); error != cudaSuccess)
+    return error;
+  const int blocks = filled.count + static_cast<int>(validating);
+  return launch_dependent(prepare_kernel<kMasks>, {blocks, kThreads, 0}, stream, args, filled);
+}
+
 }  // namespace
 
 cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream) {
@@ -91,24 +134,9 @@ cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::AttendArgs> lists, const gpu::ResetArgs& reset,
+cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::WorkList> lists, const gpu::ResetArgs& reset,
                            cudaStream_t stream) {
-  constexpr std::int64_t kFewBlocks = 2;  // blocks' worth of validation that a single block does
-  const std::int64_t validating = gpu::validate_blocks(args);
-  if (lists.empty() && validating <= kFewBlocks)
-    return launch_dependent(prepare_alone_kernel, {1, kThreads, 0}, stream, args, reset);
-  if (is_little(validating, lists.size()) && has_clusters()) {
-    const int num_lists = static_cast<int>(lists.size());
-    const int blocks = num_lists + static_cast<int>(std::min<std::int64_t>(validating, kCluster - num_lists));
-    return launch_dependent(prepare_together_kernel, {blocks, kThreads, 0, blocks}, stream, args,
-                            lists.empty() ? args : lists.front(), lists.empty() ? args : lists.back(), num_lists, reset);
-  }
-  if (const cudaError_t error = launch_dependent(reset_kernel, {1, kThreads, 0}, stream, reset); error != cudaSuccess)
-    return error;
-  const int num_lists = static_cast<int>(lists.size());
-  const int blocks = num_lists + static_cast<int>(validating);
-  return launch_dependent(prepare_kernel, {blocks, kThreads, 0}, stream, args, lists.empty() ? args : lists.front(),
-                          lists.empty() ? args : lists.back(), num_lists);
+  return has_masks(args) ? launch<true>(args, lists, reset, stream) : launch<false>(args, lists, reset, stream);
 }
 
 }  // namespace quire::cuda

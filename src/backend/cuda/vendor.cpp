@@ -47,8 +47,10 @@ std::span<const Step> steps_of(std::size_t lists, Order order) {
 Served serve(const DeviceList& list, const Plan& plan, const gpu::AttendArgs& args) {
   Served served{find_entry(list.kernel), list, args};
   if (served.kernel->reads == nullptr || served.kernel->reads(args, list)) return served;
-  served.list = list.kernel.row().gpu->instead(plan, list);
-  served.kernel = find_entry(served.list.kernel);
+  while (served.kernel->reads != nullptr && !served.kernel->reads(args, served.list)) {
+    served.list = served.list.kernel.row().gpu->instead(plan, served.list);
+    served.kernel = find_entry(served.list.kernel);
+  }
   served.args.work.tile_rows = static_cast<std::int32_t>(served.list.tile_rows);
   served.args.work.tile_keys = static_cast<std::int32_t>(served.list.tile_keys);
   served.args.work.max_partials = static_cast<std::int32_t>(served.list.max_partials);
@@ -59,7 +61,7 @@ Served serve(const DeviceList& list, const Plan& plan, const gpu::AttendArgs& ar
 struct Launches {
   std::array<Served, plan_detail::kMaxLists> lists;
   std::size_t num_lists;
-  std::array<gpu::AttendArgs, plan_detail::kMaxLists> scheduled;
+  std::array<gpu::WorkList, plan_detail::kMaxLists> scheduled;
   std::size_t num_scheduled = 0;
   Order order = Order::in_turn;
 
@@ -72,10 +74,9 @@ struct Launches {
     for (std::size_t i = 0; i < num_lists; ++i) {
       const bool ahead = !plan_detail::body_of(lists[i].list).deals_itself();
       served = served * 1024 + static_cast<unsigned>(lists[i].list.tile_rows) * 2 + (ahead ? 1 : 0);
-      if (ahead) scheduled[num_scheduled++] = lists[i].args;
+      if (ahead) scheduled[num_scheduled++] = lists[i].args.work;
     }
     for (std::size_t i = 0; i < num_lists; ++i) lists[i].args.permit = gpu::permit_with(args[0].permit, served);
-    for (std::size_t i = 0; i < num_scheduled; ++i) scheduled[i].permit = lists[0].args.permit;
   }
 
   /// Reset, validate and schedule. All lists are made before any is used: one without room breaks the call before a row is

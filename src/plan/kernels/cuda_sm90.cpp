@@ -79,9 +79,13 @@ bool may_be_decode_alone(const Plan& plan, std::int64_t rows) {
   return guesses_query_len(plan) && plan.bounds.num_tokens * plan.problem.group() <= plan.bounds.num_reqs * rows;
 }
 
-/// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit tensor copies: cuda_mma's tiles, or
-/// cuda_generic's for types that cuda_mma has no instance for, and for rows that see later keys.
+DeviceList stream_k_decode(const Plan& plan);
+
+/// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit the kernel: Stream-K for cluster decode;
+/// for the others, which read by tensor copies, cuda_mma's tiles, or cuda_generic's for types that cuda_mma has no instance for,
+/// and for rows that see later keys.
 DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
+  if (list.role == Role::decode_cluster) return stream_k_decode(plan);
   DeviceList other = list;
   if (!has_mma_instance(plan.problem) || !plan.problem.causal) {
     other.kernel = rows::cuda_generic;
@@ -162,6 +166,45 @@ void size_decode(DeviceList& decode, const Plan& plan) {
   set_capacities(decode, plan, room);
 }
 
+/// All requests by Stream-K.
+DeviceList stream_k_decode(const Plan& plan) {
+  DeviceList decode = decode_tiles(plan);
+  limit_parts(decode, plan);
+  size_decode(decode, plan);
+  return decode;
+}
+
+/// Blocks of a cluster, as many as read the keys of all requests in one round; 0: too many requests.
+std::int64_t blocks_of_cluster(const Plan& plan) {
+  const std::int64_t segments = plan.bounds.num_reqs * plan.problem.num_kv_heads;
+  if (segments < 1 || segments > plan.num_threads) return 0;
+  for (std::int64_t blocks = kSm90.most_cluster; blocks > 2; blocks /= 2)
+    if (segments * blocks <= std::min<std::int64_t>(kSm90.reading_blocks, plan.num_threads)) return blocks;
+  return segments * 2 <= plan.num_threads ? 2 : 1;
+}
+
+/// Whether the cluster kernel has the code for a plan, and no block of it much more to do than Stream-K would give it, whatever
+/// the lengths are.
+bool suits_clusters(const Plan& plan) {
+  const Problem& p = plan.problem;
+  if (plan.bounds.max_query_len != 1 || p.group() > kSm90.narrow_rows || plan.batch_invariant ||
+      p.layout == CacheLayout::packed || p.head_dim > 128 || p.page_size % kSm90.cluster_unit_keys != 0)
+    return false;
+  const std::int64_t blocks = blocks_of_cluster(plan);
+  const std::int64_t keys = std::min(plan.bounds.max_seq_len, p.sliding_window.value_or(plan.bounds.max_seq_len));
+  const std::int64_t most = is_fp8(p.kv_dtype) ? kSm90.most_cluster_codes : kSm90.most_cluster_keys;
+  const bool few_read = plan.bounds.num_reqs * p.num_kv_heads * blocks < kSm90.reading_blocks;
+  return blocks > 0 && keys <= blocks * (few_read ? most / 2 : most);
+}
+
+/// The list by the cluster kernel, in the room of `decode`, which stands in for it.
+DeviceList cluster_decode(DeviceList decode, const Plan& plan) {
+  decode.role = Role::decode_cluster;
+  decode.cluster = blocks_of_cluster(plan);
+  decode.num_blocks = decode.target_items = plan.bounds.num_reqs * plan.problem.num_kv_heads * decode.cluster;
+  return decode;
+}
+
 /// Tiles of whole groups, half for each block of a pair; a block an SM. One group has to fit a block.
 DeviceList prefill_tiles(const Plan& plan) {
   const std::int64_t group = plan.problem.group(), block_rows = kSm90.prefill_rows / 2;
@@ -182,9 +225,8 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList decode = decode_tiles(plan);
   const bool has_decode = plan.problem.group() <= decode.max_rows && plan.problem.causal;
   if (has_decode && most_rows(plan) <= decode.max_rows) {
-    limit_parts(decode, plan);
-    size_decode(decode, plan);
-    return {decode};
+    decode = stream_k_decode(plan);
+    return {decode.role == Role::decode && suits_clusters(plan) ? cluster_decode(decode, plan) : decode};
   }
   DeviceList rest = prefill_tiles(plan);
   if (!has_rounded_prefill(plan)) rest = sm90_instead(plan, tall_list(plan, rows::cuda_mma, kMmaTiles));
@@ -199,6 +241,7 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
 constexpr Body kSm90Bodies[] = {
     {.role = Role::decode, .name = "sm90_decode", .shares = kSm90.narrow_share, .own_tiles_dim = 256},
     {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share, .own_tiles_dim = 256},
+    {.role = Role::decode_cluster, .name = "sm90_cluster", .shares = {.least = 1, .whole = 0}},
     {.role = Role::prefill,
      .name = "sm90_prefill",
      .blocks_per_unit = 2,
@@ -212,6 +255,8 @@ constexpr BodyCosts kSm90Costs[] = {
     {&kH200, Role::decode, true, 256, 3.37, 3.43, 0.633, 21.7, 19.8, 0.295, 1.39, 0.925},
     {&kH200, Role::decode_wide, false, 0, 4.03, 1.62, 1.14, 11.8, 10.3, 0.105, 2.51, 0.93},
     {&kH200, Role::decode_wide, true, 0, 5.72, 5.07, 0.603, 26.7, 9.47, 0.0957, 5.72, 0.9},
+    {&kH200, Role::decode_cluster, false, 0, 3.28, 1.13, 0.556, 14.2, 20, 0.3, 1.2, 0.973},
+    {&kH200, Role::decode_cluster, true, 0, 2.07, 2.64, 0.631, 34.2, 19.8, 0.291, 0.862, 0.898},
     {&kH200, Role::prefill, false, 0, 2.04, 3.11, 0, 0, 21.9, 0.213, 24.9, 0.596},
     {&kH200, Role::prefill, false, 256, 15.1, 2.73, 0, 0, 16.4, 0.3, 3, 0.42},
     {&kH200, Role::prefill, true, 0, 4.37, 6, 0, 0, 5.83, 0.342, 3, 0.42},
@@ -222,6 +267,8 @@ constexpr BodyCosts kSm90Costs[] = {
     {&kH100, Role::decode, true, 256, 4.09, 3.97, 0.633, 21.7, 19.8, 0.295, 1.39, 0.934},
     {&kH100, Role::decode_wide, false, 0, 3.92, 1.59, 1.66, 11.4, 10.2, 0.104, 2.47, 0.93},
     {&kH100, Role::decode_wide, true, 0, 5.84, 5.3, 0.615, 28, 9.56, 0.0965, 5.81, 0.9},
+    {&kH100, Role::decode_cluster, false, 0, 3.38, 0.884, 0.556, 14.2, 20, 0.3, 1.27, 0.963},
+    {&kH100, Role::decode_cluster, true, 0, 2.05, 2.54, 0.561, 32.3, 19.8, 0.291, 0.801, 0.898},
     {&kH100, Role::prefill, false, 0, 2.05, 2.37, 0, 0, 22.7, 0.224, 26.2, 0.796},
     {&kH100, Role::prefill, false, 256, 14.7, 2.68, 0, 0, 15.5, 0.3, 3, 0.42},
     {&kH100, Role::prefill, true, 0, 2.2, 7.33, 0, 0, 5.15, 0.342, 3, 0.42},

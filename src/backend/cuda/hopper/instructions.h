@@ -122,6 +122,9 @@ __device__ inline int rank_in_cluster() {
 __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+/// The two halves of a barrier of the cluster that orders nothing but what fence_barrier_init() made known.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void wait_at_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /// Address in block `rank` of `shared` of this block.
 __device__ inline std::uint32_t address_in_cluster(const void* shared, int rank) {
   std::uint32_t address;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backend/cuda/launches.h"
+#include "backend/cuda/sm90/cluster/sizes.h"
 #include "backend/cuda/sm90/instance.h"
 #include "backend/cuda/sm90/tensor_maps.h"
 #include "backend/cuda/tile/whole_chunks.h"
@@ -14,6 +15,7 @@ namespace sm90 {
 namespace {
 
 constexpr plan_detail::Sm90Tuning kTuning = plan_detail::kSm90;
+static_assert(kTuning.cluster_unit_keys == cluster::kUnitKeys && kTuning.most_cluster == cluster::kMostBlocks);
 static_assert(kTuning.prefill_rows == kPair * kPrefillBlockRows);
 static_assert(kTuning.prefill_keys(128) == prefill_keys(128) && kTuning.prefill_keys(256) == prefill_keys(256));
 
@@ -28,7 +30,26 @@ bool fits_row(const gpu::AttendArgs& a) {
   return tiles + pieces <= kMost && slices <= kMost && slices * (tiles + pieces) <= kMost / a.num_kv_heads;
 }
 
+/// Few instructions read it: a short call waits for every one of those before its first copy.
+bool is_plain(const semantics::IndexView& view) { return view.data == nullptr || (view.dtype == DType::i32 && view.stride == 1); }
+bool has_plain_lengths(const gpu::AttendArgs& a) {
+  return is_plain(a.query_start_loc) && is_plain(a.seq_lens) && is_plain(a.cached_lens);
+}
+bool has_plain_table(const gpu::AttendArgs& a) {
+  return is_plain({a.block_table.data, a.block_table.dtype, a.block_table.column_stride});
+}
+
+/// Cached keys in chunks of 16 bytes, whose places in a page fit 32 bits, and nothing that cluster decode has no code for.
+bool takes_clusters(const gpu::AttendArgs& a) {
+  constexpr std::int64_t kMost = 0x7FFFFFFF;
+  const std::int64_t unit = 2 * kTuning.cluster_unit_keys;
+  return a.cached_lens.data == nullptr && !is_packed(a) && has_plain_lengths(a) && has_plain_table(a) &&
+         tile::has_whole_chunks(a) && a.cache_k.strides.token <= kMost / unit && a.cache_v.strides.token <= kMost / unit &&
+         a.block_table.columns * a.page_size <= kMost / 2;
+}
+
 bool reads(const gpu::AttendArgs& args, const DeviceList& list) {
+  if (list.role == Role::decode_cluster) return takes_clusters(args);
   return list.role == Role::prefill ? takes_prefill_boxes(args) : takes_boxes(args) && fits_row(args);
 }
 
@@ -44,15 +65,13 @@ Order order(Served& decode, Served& prefill) {
   return Order::divided;
 }
 
-/// Few instructions read it: a short call waits for every one of those before its first copy.
-bool is_plain(const semantics::IndexView& view) { return view.data == nullptr || (view.dtype == DType::i32 && view.stride == 1); }
-
 cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream) {
   const int blocks = static_cast<int>(list.num_blocks);
   HopperArgs mine{args, turn};
   mine.common.output_pairs = tile::has_output_pairs(args);
-  mine.plain_lengths = is_plain(args.query_start_loc) && is_plain(args.seq_lens) && is_plain(args.cached_lens);
-  mine.plain_table = is_plain({args.block_table.data, args.block_table.dtype, args.block_table.column_stride});
+  mine.plain_lengths = has_plain_lengths(args);
+  mine.plain_table = has_plain_table(args);
+  if (list.role == Role::decode_cluster) return launch_cluster(mine.common, static_cast<int>(list.cluster), stream);
   if (list.role != Role::prefill) {
     CacheMaps maps;
     if (!encode(maps, args)) return cudaErrorInvalidValue;

@@ -21,8 +21,8 @@
 #include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/hopper/wgmma_narrow.h"
 #include "backend/cuda/ptx.h"
-#include "backend/cuda/sm90/decode/query_to_f16.h"
 #include "backend/cuda/sm90/instance.h"
+#include "backend/cuda/sm90/query_to_f16.h"
 #include "backend/cuda/tile/convert_fp8.h"
 #include "backend/cuda/tile/element.h"
 
@@ -109,8 +109,8 @@ struct Fp8Tiles {
   /// Puts a chunk as f16, where neighbouring lanes have the row's other chunks; returns the value of 1 in the row.
   __device__ static float put_query(Byte* row, int swizzle, int chunk, const std::uint16_t* dims, bool exists) {
     const uint4 is = exists ? *reinterpret_cast<const uint4*>(dims) : uint4{};
-    const float factor = factor_to_f16<kDim / 8>(is);
     const std::uint32_t pairs[4] = {is.x, is.y, is.z, is.w};
+    const float factor = factor_to_f16<kDim / 8>(pairs);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       *reinterpret_cast<std::uint32_t*>(query_pair(row, swizzle, chunk, i)) = pair_to_f16(pairs[i], factor);

@@ -13,20 +13,20 @@
 
 #include "backend/cuda/tile/element.h"
 
-namespace quire::cuda::sm90::decode {
+namespace quire::cuda::sm90 {
 
-/// The row's power of two, for 8 of its dims in each of kChunks neighbouring lanes.
-template <int kChunks>
-__device__ inline float factor_to_f16(const uint4& chunk) {
+/// The row's power of two, for pairs of its dims in each of kLanes neighbouring lanes.
+template <int kLanes, int kPairs>
+__device__ inline float factor_to_f16(const std::uint32_t (&pairs)[kPairs]) {
   constexpr std::uint32_t kExponents = tile::Bf16::kExponentMask << 16 | tile::Bf16::kExponentMask;
   std::uint32_t largest = 0;  // in each half
-  const auto include = [&](std::uint32_t pair) {
-    const std::uint32_t exponents = pair & kExponents;
-    largest = __vmaxu2(largest, exponents & ~__vcmpeq2(exponents, kExponents));
-  };
-  include(chunk.x), include(chunk.y), include(chunk.z), include(chunk.w);
 #pragma unroll
-  for (int mask = 1; mask < kChunks; mask *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, mask));
+  for (int i = 0; i < kPairs; ++i) {
+    const std::uint32_t exponents = pairs[i] & kExponents;
+    largest = __vmaxu2(largest, exponents & ~__vcmpeq2(exponents, kExponents));
+  }
+#pragma unroll
+  for (int mask = 1; mask < kLanes; mask *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, mask));
   const std::uint32_t exponent = max(largest >> 16, largest & 0xFFFFu) >> 7;
   return __uint_as_float(min(127u + 14u + 127u - exponent, 253u) << 23);  // at most 2^126, whose inverse is a normal number
 }
@@ -39,4 +39,4 @@ __device__ inline std::uint32_t pair_to_f16(std::uint32_t pair, float factor) {
   return tile::F16::pack(values.x * factor, values.y * factor);
 }
 
-}  // namespace quire::cuda::sm90::decode
+}  // namespace quire::cuda::sm90

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instances of cluster/kernel.h: query type x head_dim x (cache of the same type, fp8). Budget: 2 x 2 x 2 = 8 kernels.
+#include "backend/cuda/dependent_launch.h"
+#include "backend/cuda/sm90/cluster/kernel.h"
+
+namespace quire::cuda::sm90 {
+namespace {
+
+template <typename Products>
+cudaError_t start(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
+  return launch_dependent(
+      cluster::attend_cluster<Products>,
+      {args.num_reqs * args.num_kv_heads * blocks, cluster::kThreads, sizeof(typename Products::Memory::Shared), blocks}, stream,
+      args, blocks);
+}
+
+template <typename T, int kDim>
+cudaError_t start_dim(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
+  return is_fp8(args.cache_k.dtype) ? start<cluster::CodeUnit<T, kDim>>(args, blocks, stream)
+                                    : start<cluster::PlainUnit<T, kDim>>(args, blocks, stream);
+}
+
+template <typename T>
+cudaError_t start_type(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
+  if (args.head_dim == 64) return start_dim<T, 64>(args, blocks, stream);
+  if (args.head_dim == 128) return start_dim<T, 128>(args, blocks, stream);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+/// 8-bit queries become f16.
+cudaError_t launch_cluster(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
+  return args.query.dtype == DType::bf16 ? start_type<tile::Bf16>(args, blocks, stream)
+                                         : start_type<tile::F16>(args, blocks, stream);
+}
+
+}  // namespace quire::cuda::sm90

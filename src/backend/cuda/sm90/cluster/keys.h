@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Units of keys and values on their way to a warp's shared memory, 16 bytes a lane (cp.async). No other warp takes part.
+#pragma once
+
+#include "backend/cuda/ptx.h"
+#include "backend/cuda/sm90/cluster/memory.h"
+#include "backend/gpu/args.h"
+
+namespace quire::cuda::sm90::cluster {
+
+/// Keys that the row sees: positions [begin, end) of its request.
+struct Seen {
+  std::int32_t begin = 0, end = 0;
+  __device__ bool has(std::int32_t position) const { return position >= begin && position < end; }
+};
+
+/// Place of a unit: page_size is a multiple of kUnitKeys, so a unit is in one page.
+struct Place {
+  std::int32_t page = -1, token = 0;  ///< page -1: none
+};
+
+/// Places of a warp's units, from the block table: a unit a lane, 32 at a time.
+struct PlaceWalk {
+  const gpu::AttendArgs& a;
+  const int req, stride;  ///< keys from unit to unit of the warp
+
+  __device__ Place look_up(std::int32_t first) const {
+    const std::int32_t position = first + static_cast<int>(threadIdx.x) % 32 * stride, column = position / a.page_size;
+    if (column >= a.block_table.columns) return {};
+    const std::int32_t page = static_cast<const std::int32_t*>(a.block_table.data)[req * a.block_table.row_stride + column];
+    return {page < a.num_pages ? page : -1, position - column * a.page_size};
+  }
+  __device__ static Place of_unit(const Place& looked_up, int unit) {
+    return {__shfl_sync(~0u, looked_up.page, unit % 32), __shfl_sync(~0u, looked_up.token, unit % 32)};
+  }
+};
+
+/// Copies units of one request and KV head.
+template <typename Memory>
+struct KeyCopies {
+  using Unit = typename Memory::Unit;
+  using Rows = typename Memory::Rows;
+  static constexpr int kChunks = Rows::kChunks, kRowsAtOnce = 32 / kChunks;
+
+  const gpu::AttendArgs& a;
+  const std::int32_t kv_head;
+  const Seen seen;
+
+  /// Rows that are not seen become 0, and are not read.
+  __device__ void copy(Rows& to, const gpu::RowSource& cache, const Place& at, std::int32_t first) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, chunk = lane % kChunks;
+    const auto* const data = static_cast<const Byte*>(cache.data);
+    const auto step = static_cast<std::int32_t>(cache.strides.token) * Memory::kBytes;
+    const Byte* const from = data + cache.strides.row(at.page, kv_head, at.token) * Memory::kBytes + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < kUnitKeys; i += kRowsAtOnce) {
+      const int key = i + lane / kChunks;
+      const bool exists = at.page >= 0 && seen.has(first + key);
+      ptx::copy_async_16(to.chunk(key, chunk), exists ? from + key * step : data, exists ? 16 : 0);
+    }
+  }
+  /// A group of copies, of no bytes where the warp has no such unit.
+  __device__ void start(Unit& unit, const Place& at, std::int32_t first) const {
+    if (first < seen.end) {
+      copy(unit.keys, a.cache_k, at, first);
+      copy(unit.values, a.cache_v, at, first);
+    }
+    ptx::commit_copies();
+  }
+};
+
+}  // namespace quire::cuda::sm90::cluster
