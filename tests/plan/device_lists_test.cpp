@@ -315,8 +315,7 @@ TEST(DeviceLists, FewShortRequestsOfOneRowHaveClusters) {
   EXPECT_EQ(cluster(heads + "8x1@8191 window=512"), 2) << "a block has 256 keys";
   EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:1 d=128 page=16 reqs=1@4095"), 8);
   EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:1 d=128 page=16 reqs=1@4096"), 0) << "more than 512, and 8 blocks alone";
-  EXPECT_EQ(cluster("q=bf16 kv=fp8_e4m3fn heads=64:8 d=64 page=32 reqs=1@2047"), 8);
-  EXPECT_EQ(cluster("q=bf16 kv=fp8_e4m3fn heads=64:8 d=64 page=32 reqs=1@2048"), 0) << "more than 256 codes";
+  EXPECT_EQ(cluster("q=bf16 kv=fp8_e4m3fn heads=64:8 d=64 page=32 reqs=1@8191"), 8);
   EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=32:2 d=128 page=16 reqs=1@1000"), 0) << "16 score rows";
   EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:2 d=256 page=16 reqs=1@1000"), 0);
   EXPECT_EQ(cluster("q=bf16 kv=bf16 heads=8:2 d=128 page=24 reqs=1@1000"), 0) << "a unit would be in two pages";

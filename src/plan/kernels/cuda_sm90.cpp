@@ -192,9 +192,8 @@ bool suits_clusters(const Plan& plan) {
     return false;
   const std::int64_t blocks = blocks_of_cluster(plan);
   const std::int64_t keys = std::min(plan.bounds.max_seq_len, p.sliding_window.value_or(plan.bounds.max_seq_len));
-  const std::int64_t most = is_fp8(p.kv_dtype) ? kSm90.most_cluster_codes : kSm90.most_cluster_keys;
   const bool few_read = plan.bounds.num_reqs * p.num_kv_heads * blocks < kSm90.reading_blocks;
-  return blocks > 0 && keys <= blocks * (few_read ? most / 2 : most);
+  return blocks > 0 && keys <= blocks * kSm90.most_cluster_keys / (few_read ? 2 : 1);
 }
 
 /// The list by the cluster kernel, in the room of `decode`, which stands in for it.

@@ -33,10 +33,10 @@ struct Sm90Tuning {
   // Cluster decode (docs/kernels/sm90_cluster.md).
   std::int64_t cluster_unit_keys = 16;  ///< keys of a unit: pages are multiples of it
   std::int64_t most_cluster = 8;        ///< blocks of a cluster: the largest that every device with clusters can hold
-  /// Keys of one block of a cluster, of 16-bit elements and of 8-bit codes. A plan knows only the longest length: if the others
-  /// are short, most blocks have nothing to do, and 1024 keys take a block some 6 us. From about as many keys on, Stream-K is as
-  /// fast (measured on an H100); with codes earlier, as 8 warps convert them no faster, and half as many where blocks are few.
-  std::int64_t most_cluster_keys = 1024, most_cluster_codes = 256;
+  /// Keys of one block of a cluster; half as many where blocks are few. A plan knows only the longest length: if the others are
+  /// short, most blocks have nothing to do, and 1024 keys take a block some 6 us. From about as many keys on, Stream-K is as fast
+  /// (measured on an H100).
+  std::int64_t most_cluster_keys = 1024;
   /// Blocks that read as fast as all SMs do, out of 132: measured on an H100 with 64. Clusters of more than 2 are limited to it,
   /// because GPCs of unequal size hold no more of them at a time (128 blocks in clusters of 4 or 8 took two rounds).
   std::int64_t reading_blocks = 64;

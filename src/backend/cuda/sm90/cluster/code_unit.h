@@ -14,8 +14,8 @@
 
 namespace quire::cuda::sm90::cluster {
 
-/// T: type of query and output; under f16 the query may be e4m3fn codes.
-template <typename T, int kDim>
+/// T: type of query and output; under f16 the query may be e4m3fn codes. kE4m3: the cache's codes are, too; else they are e5m2.
+template <typename T, int kDim, bool kE4m3>
 struct CodeUnit {
   using Query = T;
   using Weight = tile::F16;
@@ -25,7 +25,7 @@ struct CodeUnit {
   using Words = std::uint32_t[kProducts];
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static std::uint32_t pair(std::uint32_t codes, int half, bool e4m3) {
+  __device__ static std::uint32_t pair(std::uint32_t codes, int half, bool e4m3 = kE4m3) {
     return tile::convert_pair<tile::F16>(static_cast<std::uint16_t>(codes >> half * 16), e4m3);
   }
 
@@ -50,19 +50,17 @@ struct CodeUnit {
     return inverse_power(factor);
   }
 
-  __device__ static void multiply_keys(float (&sums)[2][4], const Words& query, const Unit& unit, int group, bool e4m3) {
+  __device__ static void multiply_keys(float (&sums)[2][4], const Words& query, const Unit& unit, int group) {
 #pragma unroll
     for (int i = 0; i < kProducts / 2; i += 4) {
       std::uint32_t keys[4];
       ptx::load_matrices(keys, unit.keys.chunk(group * 8 + lane() % 8, i + lane() / 8));
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        Weight::multiply(sums[j % 2], {query[2 * (i + j)], 0, query[2 * (i + j) + 1], 0}, pair(keys[j], 0, e4m3),
-                         pair(keys[j], 1, e4m3));
+        Weight::multiply(sums[j % 2], {query[2 * (i + j)], 0, query[2 * (i + j) + 1], 0}, pair(keys[j], 0), pair(keys[j], 1));
     }
   }
-  __device__ static void multiply_values(float (&out)[kProducts][4], const std::uint32_t (&weights)[4], const Unit& unit,
-                                         bool e4m3) {
+  __device__ static void multiply_values(float (&out)[kProducts][4], const std::uint32_t (&weights)[4], const Unit& unit) {
     const auto by_dim = [](std::uint32_t codes) { return __byte_perm(codes, 0, 0x3120); };  // two keys of a dim, and of the next
 #pragma unroll
     for (int i = 0; i < kProducts / 2; i += 2) {
@@ -72,8 +70,7 @@ struct CodeUnit {
       for (int j = 0; j < 2; ++j) {
         const std::uint32_t low = by_dim(values[2 * j]), high = by_dim(values[2 * j + 1]);
 #pragma unroll
-        for (int odd = 0; odd < 2; ++odd)
-          Weight::multiply(out[2 * (i + j) + odd], weights, pair(low, odd, e4m3), pair(high, odd, e4m3));
+        for (int odd = 0; odd < 2; ++odd) Weight::multiply(out[2 * (i + j) + odd], weights, pair(low, odd), pair(high, odd));
       }
     }
   }

@@ -89,13 +89,13 @@ struct Warp {
   }
 
   /// Folds the unit of keys at position `first`. Element 2 group + e of scores is of key 8 group + 2 c + e.
-  __device__ void fold(const Unit& unit, std::int32_t first, const Seen& seen, const RowLogits& logits, bool e4m3) {
+  __device__ void fold(const Unit& unit, std::int32_t first, const Seen& seen, const RowLogits& logits) {
     float s[4];
     std::int32_t positions[4];
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
       float sums[2][4] = {};
-      Products::multiply_keys(sums, query, unit, group, e4m3);
+      Products::multiply_keys(sums, query, unit, group);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         s[2 * group + e] = sums[0][e] + sums[1][e];
@@ -109,7 +109,7 @@ struct Warp {
     raise_maximum(s);
     std::uint32_t weights[4];
     weigh(weights, s);
-    Products::multiply_values(out, weights, unit, e4m3);
+    Products::multiply_values(out, weights, unit);
   }
 
   /// The rows' partial results to shared memory, once all units are folded.

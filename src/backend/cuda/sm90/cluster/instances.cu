@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instances of cluster/kernel.h: query type x head_dim x (cache of the same type, fp8). Budget: 2 x 2 x 2 = 8 kernels.
+// The instances of cluster/kernel.h: query type x head_dim x (cache of the same type, e4m3fn, e5m2). Budget: 2 x 2 x 3 = 12
+// kernels.
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/cluster/kernel.h"
 
@@ -10,14 +11,15 @@ template <typename Products>
 cudaError_t start(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
   return launch_dependent(
       cluster::attend_cluster<Products>,
-      {args.num_reqs * args.num_kv_heads * blocks, cluster::kThreads, sizeof(typename Products::Memory::Shared), blocks}, stream,
-      args, blocks);
+      {args.num_reqs * args.num_kv_heads * blocks, Products::Memory::kThreads, sizeof(typename Products::Memory::Shared), blocks},
+      stream, args, blocks);
 }
 
 template <typename T, int kDim>
 cudaError_t start_dim(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
-  return is_fp8(args.cache_k.dtype) ? start<cluster::CodeUnit<T, kDim>>(args, blocks, stream)
-                                    : start<cluster::PlainUnit<T, kDim>>(args, blocks, stream);
+  if (args.cache_k.dtype == DType::fp8_e4m3fn) return start<cluster::CodeUnit<T, kDim, true>>(args, blocks, stream);
+  if (args.cache_k.dtype == DType::fp8_e5m2) return start<cluster::CodeUnit<T, kDim, false>>(args, blocks, stream);
+  return start<cluster::PlainUnit<T, kDim>>(args, blocks, stream);
 }
 
 template <typename T>

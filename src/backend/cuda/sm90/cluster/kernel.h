@@ -55,7 +55,6 @@ __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit 
   for (int i = 0; i < kStages; ++i) copies.start(units[i], PlaceWalk::of_unit(places, i), first + i * walk.stride);
   const float unit = Products::load_query(rows.query, a, query_row);
   const RowLogits logits = RowLogits::of(a, copies.kv_head, copies.seen.end - 1, unit);
-  const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
   int stage = 0;
 #pragma unroll 1
   for (int ahead = kStages; first < copies.seen.end; ++ahead, first += walk.stride) {
@@ -63,7 +62,7 @@ __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit 
     if (ahead % 32 == 0) places = walk.look_up(next);
     ptx::wait_copies<kStages - 1>();
     __syncwarp();  // copies of all lanes are there
-    rows.fold(units[stage], first, copies.seen, logits, e4m3);
+    rows.fold(units[stage], first, copies.seen, logits);
     __syncwarp();  // the unit is used up
     copies.start(units[stage], PlaceWalk::of_unit(places, ahead), next);
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -72,7 +71,8 @@ __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit 
 }
 
 template <typename Products>
-__global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_constant__ gpu::AttendArgs a, const int blocks) {
+__global__ void __launch_bounds__(Products::Memory::kThreads, 1)
+    attend_cluster(const __grid_constant__ gpu::AttendArgs a, const int blocks) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Memory = typename Products::Memory;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_const
   }
   const int segment = static_cast<int>(blockIdx.x) / blocks, rank = static_cast<int>(blockIdx.x) % blocks;
   const int req = segment / a.num_kv_heads, kv_head = segment % a.num_kv_heads, warp = static_cast<int>(threadIdx.x) / 32;
-  const PlaceWalk walk{a, req, blocks * kWarps * kUnitKeys};
-  std::int32_t first = (rank * kWarps + warp) * kUnitKeys;
+  const PlaceWalk walk{a, req, blocks * Memory::kWarps * kUnitKeys};
+  std::int32_t first = (rank * Memory::kWarps + warp) * kUnitKeys;
 
   const Request request = Request::of(a, req);
   Place places = walk.look_up(first);  // as if there were no window: lengths are not there yet

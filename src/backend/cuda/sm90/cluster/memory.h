@@ -30,12 +30,14 @@ template <int kDim_, int kBytes_>
 struct Memory {
   static constexpr int kDim = kDim_, kBytes = kBytes_;
   static constexpr int kQuads = kDim / 4;  ///< of four dims, in a row of the output
+  /// Codes have to be converted: 8 warps, as many as registers allow without spills at 16 bits, would not keep up with memory.
+  static constexpr int kWarps = kBytes == 1 ? 12 : 8, kThreads = 32 * kWarps;
   using Rows = UnitRows<kDim * kBytes>;
   struct Unit {
     Rows keys, values;
   };
-  /// 24 KiB a warp are on their way at a time, 192 KiB an SM: less leaves memory idle.
-  static constexpr int kStages = 24 * 1024 / sizeof(Unit);
+  /// 192 KiB an SM are on their way at a time: less leaves memory idle.
+  static constexpr int kStages = 192 * 1024 / kWarps / sizeof(Unit);
   /// A warp's memory: units, then its partial result. Four floats more than a row holds keep rows apart in the banks.
   union OfWarp {
     Unit units[kStages];

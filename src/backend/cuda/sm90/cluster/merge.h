@@ -50,7 +50,7 @@ template <typename T, typename Weight, typename Memory>
 struct Merge {
   using Shared = typename Memory::Shared;
   static constexpr int kQuads = Memory::kQuads;
-  static_assert(kRows * kQuads <= kThreads, "a thread has one quad");
+  static_assert(kRows * kQuads <= Memory::kThreads, "a thread has one quad");
 
   const gpu::AttendArgs& a;
   Shared& shared;
@@ -94,7 +94,7 @@ struct Merge {
   __device__ float4 of_block(int quad, RowState& state) const {
     const int row = quad / kQuads, dim = quad % kQuads * 4;
     const float4 sum = merged(
-        state, kWarps, [&](int i) { return shared.states[i][row]; },
+        state, Memory::kWarps, [&](int i) { return shared.states[i][row]; },
         [&](int i) { return *reinterpret_cast<const float4*>(&shared.of_warp[i].out[row][dim]); });
     const float scale = a.v_scale.at(kv_head, 1.0f);
     return {sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale};

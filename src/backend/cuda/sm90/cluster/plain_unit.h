@@ -33,7 +33,7 @@ struct PlainUnit {
 
   /// Adds dot products of row g and the keys 8 group + 2 c + {0, 1}. Two sums, of every second 16 dims: one alone would wait for
   /// itself.
-  __device__ static void multiply_keys(float (&sums)[2][4], const Words& query, const Unit& unit, int group, bool) {
+  __device__ static void multiply_keys(float (&sums)[2][4], const Words& query, const Unit& unit, int group) {
 #pragma unroll
     for (int i = 0; i < kProducts; i += 4) {
       std::uint32_t keys[4];
@@ -42,7 +42,7 @@ struct PlainUnit {
       T::multiply(sums[1], {query[i + 2], 0, query[i + 3], 0}, keys[2], keys[3]);
     }
   }
-  __device__ static void multiply_values(float (&out)[kProducts][4], const std::uint32_t (&weights)[4], const Unit& unit, bool) {
+  __device__ static void multiply_values(float (&out)[kProducts][4], const std::uint32_t (&weights)[4], const Unit& unit) {
 #pragma unroll
     for (int i = 0; i < kProducts; i += 2) {
       std::uint32_t values[4];
