@@ -16,7 +16,8 @@ struct LaunchShape {
   int blocks = 1;
   int threads = 1;
   std::size_t shared_bytes = 0;
-  int cluster = 1;  ///< blocks in a cluster; divides `blocks`
+  int cluster = 1;           ///< blocks in a cluster; divides `blocks`
+  int rows = 1, layers = 1;  ///< of `blocks` blocks: the other two dimensions of the grid
 };
 
 /// Whether a device has PDL. The driver is asked once per device, because every launch of every layer calls this.
@@ -67,7 +68,8 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), const LaunchShape& s
     attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.gridDim =
+      dim3(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows), static_cast<unsigned>(shape.layers));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;

@@ -1,18 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // The instances of cluster/kernel.h: query type x head_dim x (cache of the same type, e4m3fn, e5m2). Budget: 2 x 2 x 3 = 12
 // kernels.
+#include <bit>
+#include <cstdint>
+
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/sm90/cluster/kernel.h"
 
 namespace quire::cuda::sm90 {
 namespace {
 
+int logarithm_of(std::int32_t x) { return std::countr_zero(static_cast<std::uint32_t>(x)); }
+
 template <typename Products>
 cudaError_t start(const gpu::AttendArgs& args, int blocks, cudaStream_t stream) {
-  return launch_dependent(
-      cluster::attend_cluster<Products>,
-      {args.num_reqs * args.num_kv_heads * blocks, Products::Memory::kThreads, sizeof(typename Products::Memory::Shared), blocks},
-      stream, args, blocks);
+  const bool is_power = (args.page_size & (args.page_size - 1)) == 0;
+  const cluster::ClusterArgs mine{args, blocks, logarithm_of(blocks), is_power ? logarithm_of(args.page_size) : -1};
+  const LaunchShape shape{.blocks = blocks,
+                          .threads = cluster::kThreads,
+                          .shared_bytes = sizeof(typename Products::Memory::Shared),
+                          .cluster = blocks,
+                          .rows = args.num_kv_heads,
+                          .layers = args.num_reqs};
+  return launch_dependent(cluster::attend_cluster<Products>, shape, stream, mine);
 }
 
 template <typename T, int kDim>

@@ -70,26 +70,33 @@ __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit 
   ptx::wait_copies<0>();
 }
 
+/// Grid: blocks of a cluster x KV heads x requests. A division takes longer than a round trip to L2, so there is none.
+struct ClusterArgs {
+  gpu::AttendArgs common;
+  int blocks = 1, shift = 0;  ///< of a cluster, and the logarithm
+  int page_shift = -1;        ///< see PlaceWalk
+};
+
 template <typename Products>
-__global__ void __launch_bounds__(Products::Memory::kThreads, 1)
-    attend_cluster(const __grid_constant__ gpu::AttendArgs a, const int blocks) {
+__global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_constant__ ClusterArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Memory = typename Products::Memory;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
+  const gpu::AttendArgs& a = args.common;
   if (a.prepared) {  // a layer: what it reads may still be written
     wait_for_dependencies();
-    gpu::confirm_if_first(a);
+    if (blockIdx.y == 0 && blockIdx.z == 0) gpu::confirm_if_first(a);
   }
-  const int segment = static_cast<int>(blockIdx.x) / blocks, rank = static_cast<int>(blockIdx.x) % blocks;
-  const int req = segment / a.num_kv_heads, kv_head = segment % a.num_kv_heads, warp = static_cast<int>(threadIdx.x) / 32;
-  const PlaceWalk walk{a, req, blocks * Memory::kWarps * kUnitKeys};
-  std::int32_t first = (rank * Memory::kWarps + warp) * kUnitKeys;
+  const int blocks = args.blocks, rank = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
+  const int req = static_cast<int>(blockIdx.z), warp = static_cast<int>(threadIdx.x) / 32;
+  const PlaceWalk walk{a, args.page_shift, req, blocks * kWarps * kUnitKeys};
+  std::int32_t first = (rank * kWarps + warp) * kUnitKeys;
 
   const Request request = Request::of(a, req);
   Place places = walk.look_up(first);  // as if there were no window: lengths are not there yet
-  const Merge<typename Products::Query, typename Products::Weight, Memory> merge{a,      shared, kv_head, request.first_token,
-                                                                                 blocks, rank};
+  const Merge<typename Products::Query, typename Products::Weight, Memory> merge{a,      shared,     kv_head, request.first_token,
+                                                                                 blocks, args.shift, rank};
   if (blocks > 1) {
     if (threadIdx.x == 0) merge.expect();
     __syncwarp();

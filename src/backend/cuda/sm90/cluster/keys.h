@@ -22,10 +22,12 @@ struct Place {
 /// Places of a warp's units, from the block table: a unit a lane, 32 at a time.
 struct PlaceWalk {
   const gpu::AttendArgs& a;
+  const int page_shift;   ///< logarithm of the page size; -1: the size is no power of two
   const int req, stride;  ///< keys from unit to unit of the warp
 
   __device__ Place look_up(std::int32_t first) const {
-    const std::int32_t position = first + static_cast<int>(threadIdx.x) % 32 * stride, column = position / a.page_size;
+    const std::int32_t position = first + static_cast<int>(threadIdx.x) % 32 * stride;
+    const std::int32_t column = page_shift >= 0 ? position >> page_shift : position / a.page_size;
     if (column >= a.block_table.columns) return {};
     const std::int32_t page = static_cast<const std::int32_t*>(a.block_table.data)[req * a.block_table.row_stride + column];
     return {page < a.num_pages ? page : -1, position - column * a.page_size};

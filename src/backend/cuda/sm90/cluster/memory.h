@@ -30,8 +30,6 @@ template <int kDim_, int kBytes_>
 struct Memory {
   static constexpr int kDim = kDim_, kBytes = kBytes_;
   static constexpr int kQuads = kDim / 4;  ///< of four dims, in a row of the output
-  /// Codes have to be converted: 8 warps, as many as registers allow without spills at 16 bits, would not keep up with memory.
-  static constexpr int kWarps = kBytes == 1 ? 12 : 8, kThreads = 32 * kWarps;
   using Rows = UnitRows<kDim * kBytes>;
   struct Unit {
     Rows keys, values;
@@ -47,7 +45,7 @@ struct Memory {
     alignas(1024) OfWarp of_warp[kWarps];
     RowState states[kWarps][kRows];
     /// Partial results of the cluster's blocks, of this block's share of all quads.
-    alignas(16) float4 received[kRows * kQuads + kMostBlocks];
+    alignas(16) float4 received[kRows * kQuads + kMostBlocks * kPieceQuads];
     RowState received_states[kMostBlocks][kRows];
     hopper::Barrier all_received;
   };

@@ -26,21 +26,27 @@ __device__ inline void send(RowState* to, const RowState& x, hopper::Barrier* ba
                : "memory");
 }
 
-/// Partial results of one row as one: a part of weight 0 is not read.
-template <typename State, typename Out>
+/// `parts` partial results of one row, at most kMost, as one. All of them are asked for at once. A part of weight 0 may hold
+/// anything.
+template <int kMost, typename State, typename Out>
 __device__ inline float4 merged(RowState& all, int parts, State&& state_of, Out&& out_of) {
+  RowState states[kMost];
+  float4 outs[kMost];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    states[i] = i < parts ? state_of(i) : RowState{-INFINITY, 0.0f};
+    outs[i] = i < parts ? out_of(i) : float4{};
+  }
   all = {-INFINITY, 0.0f};
-#pragma unroll 1
-  for (int i = 0; i < parts; ++i) all.max = fmaxf(all.max, state_of(i).max);
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) all.max = fmaxf(all.max, states[i].max);
   float4 sum{};
-#pragma unroll 1
-  for (int i = 0; i < parts; ++i) {
-    const RowState state = state_of(i);
-    const float weight = semantics::weight_in<ptx::Exp2>(state.max, all.max);
-    all.sum += weight * state.sum;
-    if (weight == 0.0f) continue;
-    const float4 x = out_of(i);
-    sum.x += x.x * weight, sum.y += x.y * weight, sum.z += x.z * weight, sum.w += x.w * weight;
+  const auto add = [](float& total, float x, float weight) { total = weight != 0.0f ? total + x * weight : total; };
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const float weight = semantics::weight_in<ptx::Exp2>(states[i].max, all.max);
+    all.sum += weight * states[i].sum;
+    add(sum.x, outs[i].x, weight), add(sum.y, outs[i].y, weight), add(sum.z, outs[i].z, weight), add(sum.w, outs[i].w, weight);
   }
   return sum;
 }
@@ -50,18 +56,23 @@ template <typename T, typename Weight, typename Memory>
 struct Merge {
   using Shared = typename Memory::Shared;
   static constexpr int kQuads = Memory::kQuads;
-  static_assert(kRows * kQuads <= Memory::kThreads, "a thread has one quad");
+  static_assert(kRows * kQuads <= kThreads, "a thread has one quad");
 
   const gpu::AttendArgs& a;
   Shared& shared;
   const int kv_head;
   const std::int32_t token;
-  const int blocks, rank;  ///< of the cluster
+  const int blocks, shift, rank;  ///< of the cluster: blocks are 2^shift
 
   __device__ int quads() const { return a.group * kQuads; }
-  /// Quads that a block finishes; the last has what is left.
-  __device__ int share() const { return (quads() + blocks - 1) / blocks; }
-  __device__ int mine() const { return max(0, min(share(), quads() - rank * share())); }
+  /// Pieces that block `of` finishes: every blocks-th, from piece `of` on.
+  __device__ int pieces(int of) const { return (quads() / kPieceQuads - of + blocks - 1) >> shift; }
+  __device__ int share() const { return pieces(0) * kPieceQuads; }
+  __device__ int mine() const { return pieces(rank) * kPieceQuads; }
+  /// Of quad `quad`, the block that finishes it and its number there; and back.
+  __device__ int owner_of(int quad) const { return quad / kPieceQuads & (blocks - 1); }
+  __device__ int number_of(int quad) const { return (quad / kPieceQuads >> shift) * kPieceQuads + quad % kPieceQuads; }
+  __device__ int quad_of(int number) const { return (number / kPieceQuads << shift | rank) * kPieceQuads + number % kPieceQuads; }
 
   /// Before the first byte can arrive: what this block gets.
   __device__ void expect() const {
@@ -93,22 +104,21 @@ struct Merge {
   /// The partial result of the block's warps.
   __device__ float4 of_block(int quad, RowState& state) const {
     const int row = quad / kQuads, dim = quad % kQuads * 4;
-    const float4 sum = merged(
-        state, Memory::kWarps, [&](int i) { return shared.states[i][row]; },
+    const float4 sum = merged<kWarps>(
+        state, kWarps, [&](int i) { return shared.states[i][row]; },
         [&](int i) { return *reinterpret_cast<const float4*>(&shared.of_warp[i].out[row][dim]); });
     const float scale = a.v_scale.at(kv_head, 1.0f);
     return {sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale};
   }
-  /// To the block that finishes the quad, and the row's state to all.
+  /// To the block that finishes the quad, and the row's state to all: a thread of the row sends it to one.
   __device__ void send_to_cluster(int quad, const RowState& state, const float4& sum) const {
-    const int to = quad / share();
-    send(&shared.received[rank * share() + quad - to * share()], sum, &shared.all_received, to);
-    if (quad % kQuads != 0) return;
-#pragma unroll 1
-    for (int i = 0; i < blocks; ++i) send(&shared.received_states[rank][quad / kQuads], state, &shared.all_received, i);
+    static_assert(kQuads >= kMostBlocks);
+    send(&shared.received[rank * share() + number_of(quad)], sum, &shared.all_received, owner_of(quad));
+    const int to = quad % kQuads;
+    if (to < blocks) send(&shared.received_states[rank][quad / kQuads], state, &shared.all_received, to);
   }
   __device__ float4 of_cluster(int i, int quad, RowState& state) const {
-    return merged(
+    return merged<kMostBlocks>(
         state, blocks, [&](int from) { return shared.received_states[from][quad / kQuads]; },
         [&](int from) { return shared.received[from * share() + i]; });
   }
@@ -119,7 +129,7 @@ struct Merge {
     float4 sum{};
     if (i < quads()) sum = of_block(i, state);
     if (blocks > 1 && i < quads()) send_to_cluster(i, state, sum);
-    const int quad = rank * share() + i;
+    const int quad = quad_of(i);
     const bool writes = i < mine() && is_sound();
     if (blocks > 1) {
       hopper::wait(&shared.all_received, 0);  // by all threads: the block may not end while others write to it
