@@ -108,6 +108,19 @@ def test_mpi_prefill(world):
 
 
 @gloo
+def test_gloo_refuses_copies_between_gpus():
+    said = run_gloo(2, "copies")
+    for rank in said.values():
+        assert rank["text"] == 'exchange: "copy" copies between GPUs of one host, whose ranks exchange by NCCL, but the tensors are in host memory'
+
+
+@mpi
+def test_mpi_refuses_copies_between_gpus():
+    said, _ = run_mpi(2, "copies")
+    assert said and all(rank["text"].endswith("whose ranks exchange by NCCL, but these exchange host memory by MPI") for rank in said.values())
+
+
+@gloo
 def test_torch_tensors_travel():
     said = run_gloo(2, "torch_tensors")
     assert said[0]["result"] == said[1]["result"] and "error" not in said[0]

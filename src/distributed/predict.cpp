@@ -58,7 +58,7 @@ SharedSeconds decode_contexts(const Problem& whole, const Device& device, std::i
   return s;
 }
 
-/// Predicts rank 0. Rank i has chunks i and 2 * ranks - 1 - i, so that all ranks have equal work.
+/// Predicts rank 0. Rank i has chunks 2 * ranks - 1 - i and i, so that all ranks have equal work.
 SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::int32_t ranks, const RankLink& link) {
   SharedSeconds s;
   Problem own = whole;
@@ -66,8 +66,8 @@ SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::i
   std::int64_t tokens = 0;
   for (const Request& r : whole.reqs) {
     const std::int64_t chunk = (r.query_len + 2 * ranks - 1) / (2 * ranks);
+    own.reqs.push_back(request(chunk, std::max<std::int64_t>(r.query_len - chunk, 0)));  // the later chunk comes first
     own.reqs.push_back(request(chunk, 0));
-    own.reqs.push_back(request(chunk, std::max<std::int64_t>(r.query_len - chunk, 0)));
     tokens += r.query_len;
   }
   if (!seconds_of(own, device, s.compute, s.kernel, s.why_not)) return s;
