@@ -334,8 +334,10 @@ def measure_prefill(name: str, group: Group, device: torch.device, timer: Timer)
     seconds = {"one_us": timer(1, lambda: quire.attend(batch, cache, plan=made, workspace=space))}
     counts = [n for n in (1, 2, 4) if kv_heads % n == 0]
     plans = {("sharded", n): prefill_plan(*own, zigzag=zigzag, group=group, exchange="gather", head_chunks=n) for n in counts}
-    if device.type == "cuda":
-        plans |= {("copy", n): prefill_plan(*own, zigzag=zigzag, group=group, exchange="copy", head_chunks=n) for n in counts}
+    refused = ""
+    for n in counts if device.type == "cuda" else ():
+        step, refused = plan_of_copies(own, zigzag, head_chunks=n)
+        plans |= {("copy", n): step} if step else {}
     ratios, outs = {}, {}
     for (kind, n), step in plans.items():
         out.fill_(float("nan"))
@@ -370,7 +372,7 @@ def measure_prefill(name: str, group: Group, device: torch.device, timer: Timer)
         "ring_over_one": round(seconds["ring_us"] / one, 3),
         "target": target,
         "largest_difference": difference,
-        **({"copies_have_the_bits_of_a_gather": same_bits} if "copy" in least else {}),
+        **({"copies_have_the_bits_of_a_gather": same_bits} if "copy" in least else {"no_copies": refused}),
         "worst_error_ratio": round(ratios.pop("sharded"), 3),
         **{f"{kind}_worst_error_ratio": round(value, 3) for kind, value in ratios.items()},
         "auto": str(prefill_plan(*own, zigzag=zigzag, group=group).exchange),
@@ -400,6 +402,14 @@ def ring_parts(own, zigzag, ring, group: Group, timer: Timer) -> dict:
         "ring_merge_us": timer(1, lambda: quire.merge(total, total_lse, part, lse, total, total_lse)),
         "ring_shift_us": timer(1, lambda: group.shift(block, received)()),
     }
+
+
+def plan_of_copies(own, zigzag, **how):
+    """(plan, "") of a group of its own, or (None, why not): a group that was refused is broken."""
+    try:
+        return prefill_plan(*own, zigzag=zigzag, group=Group.from_torch(timeout=60), exchange="copy", **how), ""
+    except quire.Error as error:
+        return None, str(error)
 
 
 def exchange_alone(own, zigzag, step, group: Group):
@@ -461,8 +471,13 @@ def check_uneven(name: str, group: Group, device: torch.device, timer: Timer) ->
     mine = (firsts[prompt] + position).to(device)
     own = [a[mine].contiguous() for a in (q, k, v)]
     worst = {}
-    for kind in ("gather", "ring") + ("copy",) * (device.type == "cuda"):
-        step = prefill_plan(*own, zigzag=zigzag, group=group, exchange=kind)
+    for kind in ("gather", "ring", "copy"):
+        if kind == "copy":
+            step, refused = plan_of_copies(own, zigzag)
+            if refused:
+                continue
+        else:
+            step = prefill_plan(*own, zigzag=zigzag, group=group, exchange=kind)
         out = prefill(*own, group=group, plan=step, output=torch.full_like(own[0], float("nan")))
         ratios = [0.0]
         for i, (first, length) in enumerate(zip(firsts.tolist(), lengths)):
