@@ -160,6 +160,7 @@ def _ratio(out, expected) -> float:
     return 1e9 if found.num_nonfinite_mismatches else found.worst_ratio
 
 
+NO_COPIES: list[bool] = []  # not empty: --no-copies
 #: Of --self-test: ratios of right rows, and below 0 those of rows in which a fault is planted.
 PLANTED: list[float] = []
 
@@ -406,6 +407,8 @@ def ring_parts(own, zigzag, ring, group: Group, timer: Timer) -> dict:
 
 def plan_of_copies(own, zigzag, **how):
     """(plan, "") of a group of its own, or (None, why not): a group that was refused is broken."""
+    if NO_COPIES:
+        return None, "--no-copies"
     try:
         return prefill_plan(*own, zigzag=zigzag, group=Group.from_torch(timeout=60), exchange="copy", **how), ""
     except quire.Error as error:
@@ -566,10 +569,12 @@ def main() -> None:
     parser.add_argument("--only", help="cases whose name begins so; several by commas")
     parser.add_argument("--partials", nargs="+", default=["query", "f32"])
     parser.add_argument("--profile", default="", help="a decode case")
+    parser.add_argument("--no-copies", action="store_true", help="leave out copies between GPUs")
     parser.add_argument("--self-test", action="store_true", help="plant a wrong row in every output that is judged; exit status 1 if one passes")
     args = parser.parse_args()
     if args.self_test:
         PLANTED.append(0.0)
+    NO_COPIES.extend([True] * args.no_copies)
     on_gpu = args.device == "cuda"
     rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
