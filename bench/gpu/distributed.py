@@ -49,6 +49,7 @@ UNEVEN = {"uneven prompts": (1, 37, 0, 1000, 2049)}
 TOO_LARGE = {"B1 24M": (32, 8, 1, 24 << 20, None)}  # 103 GB of keys and values
 OVERLAPS = (2, 4)  # chunks of heads
 REPLAYS = 4  # of a graph in one timing
+ON_CPU = {"CPU B8 4k": (32, 8, 8, 1 << 12, None)}  # asked for by --only
 SMALL = {"B1 1k": (4, 2, 1, 1 << 10, None), "B3 200": (4, 2, 3, 200, None)}
 
 
@@ -61,9 +62,13 @@ class Timer:
     def __call__(self, layers: int, step) -> float:
         step()
         if self.device.type == "cpu":
-            started = time.perf_counter()
-            step()
-            return (time.perf_counter() - started) / layers
+            times = []
+            for _ in range(5):
+                dist.barrier()
+                started = time.perf_counter()
+                step()
+                times.append((time.perf_counter() - started) / layers)
+            return statistics.median(times)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -129,7 +134,7 @@ def link_bandwidth(group: Group, device: torch.device) -> float:
 
 def caches(name: str, layers: int, device: torch.device, dtype: torch.dtype):
     """Whole caches of one layer after the other, the same on every rank."""
-    _, kv_heads, requests, context, _ = {**CASES, **HEAD_CASES, **SMALL}[name]
+    _, kv_heads, requests, context, _ = {**CASES, **HEAD_CASES, **SMALL, **ON_CPU}[name]
     pages = requests * -(-context // PAGE)
     for layer in range(layers):
         torch.manual_seed(layer)
@@ -177,7 +182,7 @@ class Decode:
     """One decode step: on one GPU, and with its context on all of them."""
 
     def __init__(self, name: str, group: Group, device: torch.device, partials: str):
-        self.heads, self.kv_heads, self.requests, self.context, self.target = {**CASES, **SMALL}[name]
+        self.heads, self.kv_heads, self.requests, self.context, self.target = {**CASES, **SMALL, **ON_CPU}[name]
         self.name, self.group, self.device, self.partials = name, group, device, partials
         requests, context, pages, dtype = self.requests, self.context, -(-self.context // PAGE), torch.bfloat16
         # Four at least: a graph of one layer is timed with the skew of the ranks' launches, which a model's step has once, not per layer.
@@ -597,6 +602,7 @@ def main() -> None:
         return [name for name in (cases if on_gpu else SMALL) if name.startswith(tuple((args.only or "").split(",")))]
 
     jobs = [(measure, name, partials) for name in asked(CASES) for partials in args.partials]
+    jobs += [(measure, name, partials) for name in ON_CPU if args.only and not on_gpu and name.startswith(args.only) for partials in args.partials]
     jobs += [(measure_heads, name, None) for name in asked(HEAD_CASES)]
     jobs += [(measure_prefill, name, None) for name in asked(PREFILLS)]
     jobs += [(check_uneven, name, None) for name in UNEVEN if name.startswith(tuple((args.only or "").split(",")))]
