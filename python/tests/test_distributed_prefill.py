@@ -194,8 +194,7 @@ def test_copies_are_refused_where_ranks_share_no_memory():
 
 def test_memory_that_is_not_the_other_ranks_is_noticed():
     def body(group):
-        offered = group._transport.offered
-        group._transport.offered = lambda mine: [mine] * group.world  # the planted fault: every rank maps its own
+        group._transport.offered = lambda mine: ([mine] * group.world, None)  # the planted fault: every rank maps its own
         return group.share(np.zeros(1, np.float32), (2, 3))
 
     for rank, error in enumerate(on_ranks(Group.local(2, timeout=5), body)):

@@ -27,6 +27,7 @@ class SharedKeys:
     """
 
     ranks: list[Any]
+    mapping: Any  # what keeps the others' memory addressed
     side: Any  # the stream of copies; None in host memory
     flag: Any  # a number for barriers: what a rank sends, and what it receives
     flags: Any
@@ -38,7 +39,7 @@ def share_keys(key: Any, z: ZigZag, chunks: int, group: Group) -> SharedKeys:
     side = sys.modules["torch"].cuda.Stream(key.device) if on_gpu(key) else None
     flag, flags = empty_part_like(key, (4,)), empty_part_like(key, (z.world, 4))
     flag[:] = 0
-    return SharedKeys(group.share(key, shape), side, flag, flags)
+    return SharedKeys(*group.share(key, shape), side, flag, flags)
 
 
 class Copies:

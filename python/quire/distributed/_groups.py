@@ -57,8 +57,9 @@ class Transport(Protocol):
     def offer(self, like: Any, shape: tuple[int, ...]) -> Any:
         """Memory where ``like`` is, of its type, for all ranks to address."""
 
-    def offered(self, mine: Any) -> list[Any]:
-        """What the ranks offered last, as this rank addresses it; element k is rank k's. Every rank has made its offer."""
+    def offered(self, mine: Any) -> tuple[list[Any], Any]:
+        """(what the ranks offered last, as this rank addresses it, element k rank k's; what keeps it addressed). Every rank has made its
+        offer."""
 
     def post(self, key: str, text: str) -> None: ...
     def read(self, rank: int, key: str) -> str | None:
@@ -156,10 +157,10 @@ class Group:
         if reason is not None:
             raise UnsupportedError(f'exchange: "copy" copies between GPUs of one host, whose ranks exchange by NCCL, but {reason}')
 
-    def share(self, like: Any, shape: tuple[int, ...]) -> list[Any]:
+    def share(self, like: Any, shape: tuple[int, ...]) -> tuple[list[Any], Any]:
         """Memory of this shape where ``like`` is, of its type, on every rank; element k is that of rank k, and all ranks address it.
 
-        All ranks call it, and keep the list for as long as they use the memory. It waits for the device. Contents are not initialised.
+        All ranks call it, and keep both results, the memory and what maps it, for as long as one of them uses it. It waits for the device. Contents are not initialised.
         Raises UnsupportedError as :meth:`require_share`, and where a rank reads something else than another one wrote; RankError.
         """
         with self.guard():
@@ -170,12 +171,12 @@ class Group:
             int(first[0])  # on a GPU: it is written
         self._barrier("share")
         with self.guard():
-            parts = self._transport.offered(mine)
+            parts, mapping = self._transport.offered(mine)
             seen = [int(part.reshape(-1)[0]) for part in parts]
             if seen != list(range(self.world)):
                 raise UnsupportedError(f"share: the memory of ranks 0 to {self.world - 1} begins with {seen}, expected their numbers")
         self._barrier("share")  # every rank has looked: from here on memory may be written
-        return parts
+        return parts, mapping
 
     def _barrier(self, what: str) -> None:
         """Waits for all ranks, in host memory."""

@@ -114,12 +114,13 @@ class LocalTransport:
         mine = empty_part_like(like, shape)
         self._offers += 1
         with self.table.changed:
+            self.table.offers.pop((self._offers - 1, self.rank), None)  # all ranks have taken it
             self.table.offers[self._offers, self.rank] = mine
         return mine
 
-    def offered(self, mine: Any) -> list[Any]:
+    def offered(self, mine: Any) -> tuple[list[Any], Any]:
         with self.table.changed:
-            return [self.table.offers[self._offers, rank] for rank in range(self.world)]
+            return [self.table.offers[self._offers, rank] for rank in range(self.world)], None
 
     def post(self, key: str, text: str) -> None:
         with self.table.changed:

@@ -86,7 +86,6 @@ class TorchTransport:
         self.keeper = members.index(0) if 0 in members else -1  # rank that keeps the TCPStore, as torchrun makes it
         self._prefix = f"quire/{_made}/{'.'.join(map(str, members))}"
         self._store = self._dist.distributed_c10d._get_default_store()
-        self._handles: list[Any] = []  # of memory that ranks share
 
     def _bytes(self, array: Any) -> Any:
         tensor = array if is_torch(array) else self._torch.from_numpy(array.reshape(-1).view(np.uint8))
@@ -127,13 +126,12 @@ class TorchTransport:
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
         return _symmetric()._SymmetricMemory.empty_strided_p2p(shape, strides, like.dtype, like.device)
 
-    def offered(self, mine: Any) -> list[Any]:
+    def offered(self, mine: Any) -> tuple[list[Any], Any]:
         try:
             handle = _symmetric().rendezvous(mine, self._group)
         except RuntimeError as error:
             raise UnsupportedError(f"share: torch's symmetric memory does not connect these GPUs ({str(error).splitlines()[0]})") from error
-        self._handles.append(handle)  # the views below do not keep the mapping
-        return [mine if k == self.rank else handle.get_buffer(k, list(mine.shape), mine.dtype) for k in range(self.world)]
+        return [mine if k == self.rank else handle.get_buffer(k, list(mine.shape), mine.dtype) for k in range(self.world)], handle
 
     def post(self, key: str, text: str) -> None:
         self._store.set(f"{self._prefix}/{self.rank}/{key}", "." + text)
