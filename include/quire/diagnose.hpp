@@ -25,15 +25,16 @@ struct NumericsProfile {
   DType weights = DType::f32;      ///< softmax weights are rounded to f16 or bf16 before they meet V (FlashAttention, Triton)
   DType scores = DType::f32;       ///< every step of a score is stored in f16 or bf16 (eager PyTorch)
   DType accumulator = DType::f32;  ///< sums of products, over dims and over keys, are held in f16 or bf16
-  bool tf32_products = false;      ///< factors of both products keep TF32's 11 significant bits (Triton's tl.dot of f32)
+  DType parts = DType::f32;    ///< partial results of ranks, or of a ring's steps, are stored in f16 or bf16 before their merge
+  bool tf32_products = false;  ///< factors of both products keep TF32's 11 significant bits (Triton's tl.dot of f32)
   bool dequantised_to_query =
       false;  ///< cached K and V times their scale are rounded to the query's type (vLLM's Triton kernels)
 
   bool plain() const { return *this == NumericsProfile{}; }
   friend bool operator==(const NumericsProfile&, const NumericsProfile&) = default;
 };
-/// "weights=bf16,scores=bf16,accumulator=f16,products=tf32,dequantised": the words that differ from the plain profile, or
-/// "plain".
+/// "weights=bf16,scores=bf16,accumulator=f16,parts=bf16,products=tf32,dequantised": the words that differ from the plain
+/// profile, or "plain".
 std::string to_string(const NumericsProfile& profile);
 /// Inverse of to_string(), words in any order; parse_error names the unknown word and what is expected.
 Result<NumericsProfile> parse_profile(std::string_view text);

@@ -95,6 +95,12 @@ Findings check_shard(const HeadShard& shard);
 /// Applies rule Q-D06: slot_mapping[t] >= 0 exactly where the rank holds positions[t]. Both spans have one size.
 Findings check_shard_slots(const ContextShard& shard, std::span<const std::int64_t> slot_mapping,
                            std::span<const std::int64_t> positions);
+/// Applies rules Q-L01 to Q-L05 to a rank's cache: every key that the rows of the batch see and this rank holds was written for
+/// its position in the whole request. batch: lengths of the whole requests, block_table of this rank's cache, as for
+/// attend_sharded(). ledger: of this cache; positions of its writes are those of the whole requests. Call it after this step's
+/// append.
+Findings check_shard_ledger(const ContextShard& shard, const Batch& batch, const KVCache& cache, const Options& options,
+                            const SlotLedger& ledger);
 /// Applies rule Q-D05: all ranks state the same facts about a step. facts[k * names.size() + i] is fact i of rank k; every rank
 /// must state the facts of rank 0.
 Findings check_ranks(std::span<const std::string> names, std::span<const std::int64_t> facts);

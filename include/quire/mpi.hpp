@@ -77,12 +77,15 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  static constexpr int kTag = 7701;        // tag of failure messages, on a communicator of their own
-  static constexpr int kTextBytes = 1024;  // longest failure message; reasons are cut to half of it
+  static constexpr int kTag = 7701;                         // tag of failure messages, on a communicator of their own
+  static constexpr int kWaitsTag = 7702;                    // tag of the numbers of exchanges that ranks wait for
+  static constexpr std::chrono::milliseconds kMoment{500};  // time to hear them; too short: ranks that wait are named as missing
+  static constexpr int kTextBytes = 1024;                   // longest failure message; reasons are cut to half of it
 
   template <class Start>
   Status wait(const char* what, Start&& start) {
     if (!broken_.ok()) return broken_;
+    ++exchanges_;
     MPI_Request request = MPI_REQUEST_NULL;
     if (start(&request) != MPI_SUCCESS) return broken_ = Status(Code::rank_failed, std::string(what) + ": MPI refused the call");
     const auto deadline = std::chrono::steady_clock::now() + limit_;
@@ -92,11 +95,39 @@ class MpiCommunicator final : public Communicator {
         return broken_ = Status(Code::rank_failed, std::string(what) + ": MPI reports an error");
       if (done != 0) return {};
       if (turn % 64 == 0 && heard_of_a_failure()) return broken_;
-      if (std::chrono::steady_clock::now() > deadline)
-        return broken_ = Status(Code::rank_failed,
-                                std::string(what) + ": a rank did not come within " + std::to_string(limit_.count()) + " ms");
+      if (std::chrono::steady_clock::now() > deadline) return missing(what);
       std::this_thread::yield();
     }
+  }
+
+  /// Tells the others which exchange this rank waits for, and names the ranks that do not say the same within a moment.
+  Status missing(const char* what) {
+    const auto ranks = static_cast<std::size_t>(world_);
+    std::vector<MPI_Request> requests(ranks, MPI_REQUEST_NULL);
+    for (int other = 0; other < world_; ++other)  // exchanges_ outlives the messages
+      if (other != rank_)
+        MPI_Isend(&exchanges_, 1, MPI_LONG_LONG, other, kWaitsTag, mail_, &requests[static_cast<std::size_t>(other)]);
+    std::vector<bool> waits(ranks, false);
+    waits[static_cast<std::size_t>(rank_)] = true;
+    for (const auto end = std::chrono::steady_clock::now() + kMoment; std::chrono::steady_clock::now() < end;) {
+      if (heard_of_a_failure()) return broken_;
+      int there = 0;
+      MPI_Status from{};
+      MPI_Iprobe(MPI_ANY_SOURCE, kWaitsTag, mail_, &there, &from);
+      if (there == 0) {
+        std::this_thread::yield();
+        continue;
+      }
+      long long number = -1;
+      MPI_Recv(&number, 1, MPI_LONG_LONG, from.MPI_SOURCE, kWaitsTag, mail_, MPI_STATUS_IGNORE);
+      if (number == exchanges_) waits[static_cast<std::size_t>(from.MPI_SOURCE)] = true;
+    }
+    std::string names;
+    for (std::size_t k = 0; k < ranks; ++k)
+      if (!waits[k]) names += (names.empty() ? "rank " : ", rank ") + std::to_string(k);
+    if (names.empty()) names = "a message";
+    return broken_ = Status(Code::rank_failed,
+                            std::string(what) + ": " + names + " did not come within " + std::to_string(limit_.count()) + " ms");
   }
 
   /// Whether another rank reported a failure; its reason is then in broken_.
@@ -118,6 +149,7 @@ class MpiCommunicator final : public Communicator {
   std::chrono::milliseconds limit_;
   Status broken_;
   std::vector<char> sent_;
+  long long exchanges_ = 0;  ///< so far; the same on every rank
 };
 
 }  // namespace quire

@@ -40,6 +40,11 @@ install_quire_beside_vllm() {
   vllm_pip --no-deps --no-build-isolation ./integrations/vllm
 }
 
+# What tests of ranks need beside vLLM's torch.
+need_rank_packages() {
+  printf '%s\n' ray ml_dtypes | once .venv/vllm/ranks-installed vllm_pip ray ml_dtypes
+}
+
 need_vllm_model() {
   [ -f "$VLLM_MODEL/config.json" ] && return 0
   say "the model's weights as files that vLLM loads (once)"

@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "errors.hpp"
+#include "ledger.hpp"
 #include "quire/distributed.hpp"
 #include "types.hpp"
 
@@ -35,6 +36,16 @@ Findings check_slots(std::int64_t rank, std::int64_t world, std::int64_t interle
     throw_error(quire::Code::invalid_argument, "positions: " + std::to_string(where.size()) + " entries, expected " +
                                                    std::to_string(slots.size()) + " as slot_mapping");
   return quire::check_shard_slots(context_shard(rank, world, interleave, span), slots, where);
+}
+
+Findings check_shard_ledger(std::int64_t rank, std::int64_t world, std::int64_t interleave, std::int64_t span,
+                            const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PyLedger& ledger) {
+  const BatchForCall call = batch.to_read(cache);
+  const quire::Batch& b = call.views;
+  const quire::KVCache& c = cache.checked();
+  const quire::Options& o = options_or_default(options);
+  const nb::gil_scoped_release unlocked;
+  return quire::check_shard_ledger(context_shard(rank, world, interleave, span), b, c, o, ledger.ledger);
 }
 
 Findings check_ranks(const std::vector<std::string>& names, const std::vector<std::int64_t>& facts) {
@@ -73,6 +84,11 @@ void bind_distributed(nb::module_& m) {
         nb::sig("def check_shard_slots(rank: int, world: int, interleave: int, span: int, slot_mapping: numpy.typing.ArrayLike, "
                 "positions: numpy.typing.ArrayLike) -> Findings"),
         "Rule Q-D06.");
+  m.def("check_shard_ledger", &check_shard_ledger, nb::arg("rank"), nb::arg("world"), nb::arg("interleave"), nb::arg("span"),
+        nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("ledger"),
+        nb::sig("def check_shard_ledger(rank: int, world: int, interleave: int, span: int, batch: Batch, cache: KVCache, "
+                "options: Options | None, ledger: SlotLedger) -> Findings"),
+        "Rules Q-L01 to Q-L05 of a rank's cache. The GIL is released.");
   m.def("local_lengths", &local_lengths, nb::arg("rank"), nb::arg("world"), nb::arg("interleave"), nb::arg("span"),
         nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("sliding_window") = nb::none(),
         nb::sig("def local_lengths(rank: int, world: int, interleave: int, span: int, query_start_loc: numpy.typing.ArrayLike, "

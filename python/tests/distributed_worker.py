@@ -66,6 +66,14 @@ def prefills(group, world):
     return len(mine)
 
 
+def copies(group, world):
+    """Host memory of processes is not copied."""
+    z = ZigZag(group.rank, world, (64,), 8)
+    job = make_job((64,), [0], dtype="f32")
+    _, mine = z.rows
+    prefill_plan(job.q[mine], job.new_k[mine], job.new_v[mine], zigzag=z, group=group, exchange="copy")
+
+
 def step(group, world, **different):
     job = make_job([1, 2], [20, 9], dtype="f16")
     shard = shard_of(group.rank, world, 1)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts whose keys are gathered in zig-zag order: equal to fp64, equal bits to one process. test_distributed_ring.py has the ring."""
 
+import time
+
 import numpy as np
 import pytest
 from dense import make_job
@@ -26,14 +28,14 @@ def rows_of(job, zigzag):
     return job.query_start_loc[prompts] + positions
 
 
-def run(job, world, page=16, options=None, **how):
+def run(job, world, page=16, options=None, exchange="gather", **how):
     """The whole output, put together from the ranks' rows."""
 
     def body(group):
         z = ZigZag(group.rank, world, LENGTHS, page)
         mine = rows_of(job, z)
         arrays = job.q[mine], job.new_k[mine], job.new_v[mine]
-        return mine, prefill(*arrays, options, group=group, zigzag=z, exchange="gather", **how)
+        return mine, prefill(*arrays, options, group=group, zigzag=z, exchange=exchange, **how)
 
     out = np.zeros_like(job.q)
     seen = np.zeros(len(out), int)
@@ -103,6 +105,100 @@ def test_batch_invariant_plans_have_the_bits_of_one_process(dtype):
     whole = quire.attend(batch, cache, plan=quire.plan(batch, cache, batch_invariant=True))
     for mine, rows in without_errors(on_ranks(Group.local(3), body)):
         assert np.array_equal(rows, whole[mine])
+
+
+def test_rows_of_the_later_chunk_come_first():
+    """A GPU draws items in the order of the rows: a call that ends with its heaviest items leaves multiprocessors without work."""
+    for rank in range(3):
+        prompts, positions = ZigZag(rank, 3, (96, 96), 16).rows
+        assert positions[prompts == 1].tolist() == [*range(16 * (5 - rank), 16 * (6 - rank)), *range(16 * rank, 16 * (rank + 1))]
+
+
+# --- keys that are copied (on GPUs by copy engines; here by threads) ---
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype, chunks", [("f32", 1), ("bf16", 2)])
+def test_copies_give_the_bits_of_a_gather(world, dtype, chunks):
+    job = job_of(dtype)
+    copied = run(job, world, 8, exchange="copy", head_chunks=chunks)
+    job.judge(copied)
+    assert np.array_equal(copied, run(job, world, 8, head_chunks=chunks))
+
+
+def copied_layers(jobs, group, late):
+    """Rows of three layers by one plan; rank ``late`` begins each of them after the others."""
+    z = ZigZag(group.rank, 2, LENGTHS, 8)
+    mine = rows_of(jobs[0], z)
+    layers = [(job.q[mine], job.new_k[mine], job.new_v[mine]) for job in jobs]
+    step = prefill_plan(*layers[0], zigzag=z, group=group, exchange="copy")
+    assert "copy: as asked" in str(step)
+    for memory in step.shared.ranks[group.rank].reshape(-1, *step.shared.ranks[0].shape[-2:]):
+        memory[...] = np.nan
+    outs = []
+    for layer in layers:
+        time.sleep(0.05 * (group.rank == late))
+        outs.append(prefill(*layer, group=group, plan=step))
+    return mine, outs
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("barriers", [True, False])
+def test_copies_wait_for_every_rank(late, barriers):
+    jobs = [job_of("bf16", seed=3, spread=1 + layer) for layer in range(3)]
+
+    def body(group):
+        if not barriers:  # the planted fault: nobody waits before layers
+            gather = group.all_gather
+            group.all_gather = lambda sent, received: None if sent.shape == (4,) else gather(sent, received)
+        return copied_layers(jobs, group, late)
+
+    ranks = without_errors(on_ranks(Group.local(2), body))
+    right = []
+    for i, job in enumerate(jobs):
+        whole = np.zeros_like(job.q)
+        for mine, outs in ranks:
+            whole[mine] = outs[i]
+        right.append(np.array_equal(whole.view(np.uint16), run(job, 2, 8).view(np.uint16)))
+    assert all(right) == barriers
+
+
+class WithoutShare:
+    """A transport of ranks that cannot address each other's memory."""
+
+    def __init__(self, transport):
+        self._transport = transport
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def no_share(self, like):
+        return "the tensors are in host memory"
+
+
+def test_copies_are_refused_where_ranks_share_no_memory():
+    job = job_of()
+
+    def body(group):
+        group._transport = WithoutShare(group._transport)
+        z = ZigZag(group.rank, 2, LENGTHS)
+        mine = rows_of(job, z)
+        return prefill_plan(job.q[mine], job.new_k[mine], job.new_v[mine], zigzag=z, group=group, exchange="copy")
+
+    for error in on_ranks(Group.local(2, timeout=5), body):
+        assert isinstance(error, quire.UnsupportedError)
+        assert str(error) == (
+            'exchange: "copy" copies between GPUs of one host, whose ranks exchange by NCCL, but the tensors are in host memory'
+        )
+
+
+def test_memory_that_is_not_the_other_ranks_is_noticed():
+    def body(group):
+        group._transport.offered = lambda mine: ([mine] * group.world, None)  # the planted fault: every rank maps its own
+        return group.share(np.zeros(1, np.float32), (2, 3))
+
+    for rank, error in enumerate(on_ranks(Group.local(2, timeout=5), body)):
+        assert f"the memory of ranks 0 to 1 begins with [{rank}, {rank}], expected their numbers" in str(error)
 
 
 def test_the_work_of_all_ranks_is_equal():

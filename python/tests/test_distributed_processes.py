@@ -100,11 +100,24 @@ def test_gloo_prefill(world):
 
 
 @mpi
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_mpi_prefill(world):
     said, done = run_mpi(world, "prefills")
     assert done.returncode == 0 and sorted(said) == list(range(world)), done.stderr
     assert all("error" not in rank for rank in said.values()), said
+
+
+@gloo
+def test_gloo_refuses_copies_between_gpus():
+    said = run_gloo(2, "copies")
+    for rank in said.values():
+        assert rank["text"] == 'exchange: "copy" copies between GPUs of one host, whose ranks exchange by NCCL, but the tensors are in host memory'
+
+
+@mpi
+def test_mpi_refuses_copies_between_gpus():
+    said, _ = run_mpi(2, "copies")
+    assert said and all(rank["text"].endswith("whose ranks exchange by NCCL, but these exchange host memory by MPI") for rank in said.values())
 
 
 @gloo
@@ -146,6 +159,19 @@ def test_gloo_a_rank_that_dies(scenario, dead):
     for rank in said.values():
         assert rank["error"] == "RankError" and f"rank {dead}" in rank["text"], rank
         assert rank["seconds"] < 15
+
+
+@gloo
+def test_the_bench_notices_wrong_rows(tmp_path):
+    bench = Path(__file__).parents[2] / "bench" / "gpu" / "distributed.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(bench), "--device", "cpu", "--self-test", "--out",
+               str(tmp_path), "--only", "B1,uneven"]  # fmt: skip
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=3 * PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        (said,) = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}: ")]
+        caught, planted = said.removeprefix(f"rank {rank}: ").split(" planted")[0].split(" of ")
+        assert caught == planted and int(planted) >= 20 and said.endswith("0 right outputs are"), said
 
 
 @mpi

@@ -235,11 +235,11 @@ def test_what_must_not_be_read_may_hold_anything(monkeypatch):
     assert np.array_equal(run(job, 3, 8), clean)
 
     class Poisoned(_ring.RingCalls):
-        """Hides the second chunk of each prompt from calls over an earlier rank's block: attention gets a copy."""
+        """Hides the later chunk of each prompt from calls over an earlier rank's block: attention gets a copy."""
 
         def of(self, source, rank):
             z = ZigZag(rank, 3, LENGTHS, 8)
-            hidden = [first + z.chunk(p) // 8 + i for p, first in enumerate(z.first_pages) for i in range(z.chunk(p) // 8)]
+            hidden = [first + i for p, first in enumerate(z.first_pages) for i in range(z.chunk(p) // 8)]
             bad.pages = hidden if source < rank else []
             return super().of(source, rank)
 
@@ -310,7 +310,7 @@ def test_options_that_are_not_causal_are_refused(exchange):
 def test_arguments_that_contradict():
     job = job_of()
     how = dict(group=Group.local(1)[0], zigzag=ZigZag(0, 1, LENGTHS))
-    with pytest.raises(quire.ArgumentError, match="exchange: 'star' is none of auto, gather, ring"):
+    with pytest.raises(quire.ArgumentError, match="exchange: 'star' is none of auto, gather, ring, copy"):
         prefill(job.q, job.new_k, job.new_v, exchange="star", **how)
     how["group"] = Group.local(1)[0]
     with pytest.raises(quire.ArgumentError, match='head_chunks: 2 with exchange="ring", expected None'):

@@ -68,7 +68,7 @@ def test_hand_written_signatures_take_what_they_say():
 
 def test_everything_public_is_exported_and_documented():
     assert set(quire.__all__) <= set(dir(quire))
-    of_distributed = {"check_context_shard", "check_head_shard", "check_prompts", "check_ranks", "check_shard_slots", "local_lengths",
+    of_distributed = {"check_context_shard", "check_head_shard", "check_prompts", "check_ranks", "check_shard_ledger", "check_shard_slots", "local_lengths",
                       "RankDiagnosis", "diagnose_ranks", "rank_faults"}  # fmt: skip
     of_cascade = {"Cascade", "attend_cascade", "plan_cascade", "prepare_cascade"}
     of_sparse = {"KeyLists", "Sparse", "attend_sparse", "check_sparse", "plan_sparse", "prepare_sparse"}

@@ -10,6 +10,7 @@
 #include "contract/values.h"
 #include "device/runtime.h"
 #include "device/staging.h"
+#include "quire/distributed.hpp"
 
 namespace quire {
 namespace {
@@ -246,6 +247,19 @@ Findings check_append(const KVCache& cache, const Tensor& key, const Tensor& val
     Context context{batch, cache, options, ledger, report};
     context.tags = tags;
     apply_to_append(context, depth);
+  });
+}
+
+Findings check_shard_ledger(const ContextShard& shard, const Batch& batch, const KVCache& cache, const Options& options,
+                            const SlotLedger& ledger) {
+  if (Findings broken = check_shard(shard); !broken.ok()) return broken;
+  return collect([&](Report& report) {
+    Context context{batch, cache, options, &ledger, report};
+    apply_to_batch(context, Depth::metadata);
+    if (!report.clean()) return;
+    HostCopies copies(context);
+    copies.copy_tables();
+    contract::apply_shard_ledger_rules(copies.context(), shard);
   });
 }
 

@@ -21,6 +21,10 @@
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
 
+namespace quire {
+struct ContextShard;
+}
+
 namespace quire::contract {
 
 inline constexpr std::int64_t kUnknown = -1;
@@ -159,6 +163,8 @@ void apply_table_rules(Context& c);
 void apply_scale_rules(Context& c);
 void apply_batch_slot_rules(Context& c);
 void apply_ledger_rules(Context& c);
+/// The same for the keys that a rank holds. The batch has the lengths of the whole requests, and the rank's block_table.
+void apply_shard_ledger_rules(Context& c, const ContextShard& shard);
 void apply_content_rules(Context& c);
 
 /// The part of the slot rules that append shares: Q-S01 and Q-S02.

@@ -3,9 +3,11 @@
 // an append says for whom it writes.
 //
 // The rules judge the cache as it is now: call check() after this step's append.
+#include <algorithm>
 #include <string>
 
 #include "contract/context.h"
+#include "quire/distributed.hpp"
 #include "text/formatted.h"
 
 namespace quire::contract {
@@ -108,6 +110,25 @@ void apply_ledger_rules(Context& c) {
       for (std::int64_t i = 0; i < count; ++i) check_read(c, {r, id, begin + key + i, key + i, page, offset + i});
       reads += count;
     });
+  }
+  c.ledger->note_reads(reads);
+}
+
+void apply_shard_ledger_rules(Context& c, const ContextShard& shard) {
+  if (!l05_same_cache(c)) return;
+  const semantics::IndexView starts = semantics::index_view(c.batch.query_start_loc),
+                             lengths = semantics::index_view(c.batch.seq_lens);
+  const std::int64_t page_size = c.sizes.page_size, window = c.options.sliding_window.value_or(0);
+  std::int64_t reads = 0;
+  for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
+    const std::int64_t rows = starts[r + 1] - starts[r], id = request_id(c, r);
+    if (rows <= 0) continue;
+    const std::int64_t first = window > 0 ? std::max<std::int64_t>(lengths[r] - rows + 1 - window, 0) : 0;
+    const semantics::IndexView pages = semantics::index_row(c.batch.block_table, r);
+    // Keys beyond the table are findings of the table rules, which a sharded call applies.
+    const std::int64_t held = std::min(shard.local_length(lengths[r]), c.batch.block_table.shape[1] * page_size);
+    for (std::int64_t key = shard.local_length(first); key < held; ++key, ++reads)
+      check_read(c, {r, id, shard.global_position(key), key, pages[key / page_size], key % page_size});
   }
   c.ledger->note_reads(reads);
 }

@@ -58,19 +58,32 @@ SharedSeconds decode_contexts(const Problem& whole, const Device& device, std::i
   return s;
 }
 
-/// Predicts rank 0. Rank i has chunks i and 2 * ranks - 1 - i, so that all ranks have equal work.
-SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::int32_t ranks, const RankLink& link) {
-  SharedSeconds s;
+/// The prompts of rank i: chunks 2 * ranks - 1 - i and i, the later one first. All ranks have equal work.
+Problem prompts_of(const Problem& whole, std::int32_t rank, std::int32_t ranks) {
   Problem own = whole;
   own.reqs.clear();
-  std::int64_t tokens = 0;
   for (const Request& r : whole.reqs) {
     const std::int64_t chunk = (r.query_len + 2 * ranks - 1) / (2 * ranks);
-    own.reqs.push_back(request(chunk, 0));
-    own.reqs.push_back(request(chunk, std::max<std::int64_t>(r.query_len - chunk, 0)));
-    tokens += r.query_len;
+    for (const std::int64_t i : {2 * ranks - 1 - rank, rank}) {
+      const std::int64_t begin = std::min(i * chunk, r.query_len), end = std::min(begin + chunk, r.query_len);
+      if (end > begin) own.reqs.push_back(request(end - begin, begin));
+    }
   }
-  if (!seconds_of(own, device, s.compute, s.kernel, s.why_not)) return s;
+  return own;
+}
+
+/// Predicts the slower of the first and the last rank: equal work is cut into unlike items.
+SharedSeconds prompt_contexts(const Problem& whole, const Device& device, std::int32_t ranks, const RankLink& link) {
+  SharedSeconds s;
+  for (const std::int32_t rank : {0, ranks - 1}) {
+    double seconds = 0;
+    const Problem own = prompts_of(whole, rank, ranks);
+    if (own.reqs.empty()) continue;
+    if (!seconds_of(own, device, seconds, s.kernel, s.why_not)) return s;
+    s.compute = std::max(s.compute, seconds);
+  }
+  std::int64_t tokens = 0;
+  for (const Request& r : whole.reqs) tokens += r.query_len;
   if (ranks == 1) return s;
   s.received_bytes = (ranks - 1) * tokens / ranks * whole.num_kv_heads * whole.head_dim * 2 * element_bytes(whole);
   const double chunks = std::min<double>(link.head_chunks, static_cast<double>(whole.num_kv_heads));

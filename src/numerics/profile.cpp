@@ -9,17 +9,17 @@ namespace quire {
 namespace {
 
 constexpr const char* kExpected =
-    "expected plain, or of weights=, scores=, accumulator= (f32, f16 or bf16), products= (f32 or tf32) and dequantised some, "
-    "with "
-    "commas between";
+    "expected plain, or of weights=, scores=, accumulator=, parts= (f32, f16 or bf16), products= (f32 or tf32) and dequantised "
+    "some, with commas between";
 
 struct Typed {
   std::string_view word;
   DType NumericsProfile::* field;
 };
-constexpr std::array<Typed, 3> kTyped{{{"weights", &NumericsProfile::weights},
+constexpr std::array<Typed, 4> kTyped{{{"weights", &NumericsProfile::weights},
                                        {"scores", &NumericsProfile::scores},
-                                       {"accumulator", &NumericsProfile::accumulator}}};
+                                       {"accumulator", &NumericsProfile::accumulator},
+                                       {"parts", &NumericsProfile::parts}}};
 
 bool read_word(std::string_view word, NumericsProfile& profile) {
   if (word == "plain") return true;
@@ -70,6 +70,7 @@ std::string in_words(const NumericsProfile& profile) {
   if (profile.scores != DType::f32) parts.push_back(formatted("stores its scores in {}", name(profile.scores)));
   if (profile.weights != DType::f32) parts.push_back(formatted("rounds its softmax weights to {}", name(profile.weights)));
   if (profile.accumulator != DType::f32) parts.push_back(formatted("sums its products in {}", name(profile.accumulator)));
+  if (profile.parts != DType::f32) parts.push_back(formatted("stores partial results in {}", name(profile.parts)));
   if (profile.tf32_products) parts.push_back("multiplies in TF32");
   std::string text;
   for (std::size_t i = 0; i < parts.size(); ++i) text += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
@@ -90,14 +91,16 @@ void pay_for(Reference& expected, const NumericsProfile& profile) {
   const std::vector<double> plain_pv = expected.abs_pv;  // rounding weights costs a share of this, and so does the rest
   allow_rounded_weights(expected, profile.weights);
   expected.profile = profile;
-  const bool short_sums = profile.accumulator != DType::f32;
-  if (!short_sums && !profile.tf32_products) return;
+  const bool short_sums = profile.accumulator != DType::f32, short_parts = profile.parts != DType::f32;
+  if (!short_sums && !short_parts && !profile.tf32_products) return;
+  const OutputType part = short_parts ? output_type(profile.parts) : OutputType{0, 0, 0};
   const double u = output_type(profile.accumulator).roundoff, tf32 = profile.tf32_products ? 2 * kTf32Roundoff : 0;
   for (std::size_t row = 0; row < expected.num_keys.size(); ++row) {
     const double roundings = kAccumulatorRoundingsPerKey * static_cast<double>(expected.num_keys[row] + 1);
-    const double more = tf32 + (short_sums ? gamma(roundings, u) : 0);
+    const double more = tf32 + part.roundoff + (short_sums ? gamma(roundings, u) : 0);
     const double per_pv = row_errors(expected, static_cast<std::int64_t>(row)).per_pv;
-    for (std::size_t i = row * dims; i < (row + 1) * dims; ++i) expected.abs_pv[i] += more / per_pv * plain_pv[i];
+    for (std::size_t i = row * dims; i < (row + 1) * dims; ++i)
+      expected.abs_pv[i] += (more * plain_pv[i] + part.smallest) / per_pv;
   }
 }
 

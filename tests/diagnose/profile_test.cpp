@@ -30,13 +30,30 @@ TEST(Profile, SurvivesItsWords) {
   const NumericsProfile all{.weights = DType::bf16,
                             .scores = DType::f16,
                             .accumulator = DType::f16,
+                            .parts = DType::bf16,
                             .tf32_products = true,
                             .dequantised_to_query = true};
-  EXPECT_EQ(to_string(all), "weights=bf16,scores=f16,accumulator=f16,products=tf32,dequantised");
+  EXPECT_EQ(to_string(all), "weights=bf16,scores=f16,accumulator=f16,parts=bf16,products=tf32,dequantised");
   for (const NumericsProfile& p : {all, NumericsProfile{}, NumericsProfile{.weights = DType::f16}})
     EXPECT_EQ(parse_profile(to_string(p)).value(), p) << to_string(p);
   EXPECT_EQ(in_words({.weights = DType::bf16, .dequantised_to_query = true}),
             "rounds cached K and V times their scale to the query's type and rounds its softmax weights to bf16");
+}
+
+TEST(Profile, PartsCostARoundingOfWhatTheySum) {
+  const Case c = made(kPlain16);
+  const Reference plain = reference(c.batch, c.cache, c.options).value();
+  for (const DType weights : {DType::f32, DType::bf16}) {
+    const Reference one = reference(c.batch, c.cache, c.options, {.weights = weights}).value(),
+                    two = reference(c.batch, c.cache, c.options, {.weights = weights, .parts = DType::bf16}).value();
+    const numerics::OutputType type = numerics::output_type(DType::bf16);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(plain.out.size()); ++i) {
+      const double more = numerics::output_tolerance(two, i / plain.v_head_dim, i, type) -
+                          numerics::output_tolerance(one, i / plain.v_head_dim, i, type),
+                   expected = numerics::kSecondOrder * (0x1p-8 * plain.abs_pv[static_cast<std::size_t>(i)] + 0x1p-133);
+      ASSERT_NEAR(more, expected, 1e-9 * expected) << "element " << i;
+    }
+  }
 }
 
 TEST(Profile, RefusesOtherWordsAndSaysWhich) {

@@ -87,7 +87,7 @@ bool run(quire::Communicator& group, const std::string& scenario) {
   }
   const quire::Status s = attend(group, c, false, scenario == "fails" && group.rank() == 1, out);
   if (scenario == "fails" && group.rank() == 1) return s.rule() == "Q-D02";
-  const char* const wanted = scenario == "late" ? "a rank did not come within 1000 ms" : "rank 1 failed: ";
+  const char* const wanted = scenario == "late" ? ": rank 1 did not come within 1000 ms" : "rank 1 failed: ";
   return s.code() == quire::Code::rank_failed && s.message().find(wanted) != std::string::npos;
 }
 

@@ -18,6 +18,7 @@ from quire.distributed._exchange import Exchange, Layout, bits_of, choose_exchan
 from quire.distributed._groups import Group
 from quire.distributed._local_batch import LocalLengths, local_lengths
 from quire.distributed._overlap import HeadChunk, attend_overlapped, check_overlap, head_chunks
+from quire.distributed._parts import ContextPart, check_parts, empty_parts, gathered_parts, shards_of_rank, table_of, workspace_for
 from quire.distributed._shards import ContextShard
 from quire.errors import ArgumentError, UnsupportedError
 
@@ -36,6 +37,7 @@ class ShardedPlan:
     workspace: Any  # workspace of the local plan, on a GPU
     whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
     part: Any = None  # on a GPU: the buffer of the rank's part, for every layer; the exchange of a layer ends before the next one writes
+    parts: tuple[ContextPart, ...] = ()  # parts of the context that the rank holds, if there are more of them than ranks
     chunks: tuple[HeadChunk, ...] = ()  # chunks of heads whose exchange overlaps with attention; empty: all heads at once
 
     def __str__(self) -> str:
@@ -43,7 +45,8 @@ class ShardedPlan:
         order = f"contiguous, span {s.span}" if s.span else f"interleaved by {s.interleave}"
         return (
             f"rank {s.rank} of {s.world}, {order}: {len(self.lengths.seq_lens)} requests over {int(self.lengths.seq_lens.sum())} of the "
-            f"keys; {self.exchange}{f', in {len(self.chunks)} chunks of heads' if self.chunks else ''}\n{self.local}"
+            f"keys; {self.exchange}{f', in {len(self.chunks)} chunks of heads' if self.chunks else ''}"
+            f"{f', {len(self.parts)} of {self.parts[0].shard.world} parts' if self.parts else ''}\n{self.local}"
         )
 
 
@@ -138,6 +141,8 @@ def _facts(batch: Any, cache: Any, options: Any, step: ShardedPlan, contents: bo
         "heads (digest)": digest(step.heads),
         "bytes of a partial result's element": step.layout.itemsize,
         "overlap": max(len(step.chunks), 1),
+        "parts": step.parts[0].shard.world if step.parts else shard.world,
+        "batch_invariant": int(step.local.batch_invariant),
     }
     o = _quire.Options() if options is None else options
     facts["softmax_scale (bits)"] = number(o.softmax_scale)
@@ -172,8 +177,7 @@ def _where(array: np.ndarray | None, like: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
 
 
-def _indices(batch: Any, shard: ContextShard, lengths: LocalLengths) -> dict[str, Any]:
-    table = batch.block_table
+def _indices(batch: Any, lengths: LocalLengths, table: Any) -> dict[str, Any]:
     arrays = {
         name: _where(getattr(lengths, name), batch.query)
         for name in ("query_start_loc", "seq_lens", "causal", "q_begin", "key_begin")
@@ -201,7 +205,7 @@ def _on_gpu(array: Any) -> bool:
 
 def _prepare(
     batch: Any, cache: Any, options: Any, shard: ContextShard, group: Group, exchange: str, heads: str, kernel: str | None, partials: str,
-    overlap: int,
+    overlap: int, batch_invariant: bool, parts: int | None,
 ) -> ShardedPlan:  # fmt: skip
     _refuse(batch, options, shard, group)
     num_tokens, num_q_heads, head_dim = batch.query.shape
@@ -209,31 +213,47 @@ def _prepare(
     if partials == "auto":
         partials = "query" if _on_gpu(batch.query) and batch.dtype in ("f16", "bf16") else "f32"
     layout = Layout(int(num_tokens), int(num_q_heads), int(head_dim), itemsize if partials == "query" else 4)
+    page_size = int(cache.k.shape[{"nhd": 1, "hnd": 2, "packed": 3}[cache.layout]])
+    several = parts is not None and check_parts(parts, shard, page_size, exchange, overlap) > shard.world
+    if several:
+        exchange = "all_gather"
     if overlap > 1:
         check_overlap(overlap, cache, heads, exchange)
         exchange = "all_gather"
     chosen = choose_exchange(layout, group, heads, exchange, itemsize)
     window = None if options is None else options.sliding_window
-    lengths = local_lengths(shard, _host(batch.query_start_loc), _host(batch.seq_lens), window)
-    indices = _indices(batch, shard, lengths)
     part = layout.empty(batch.query)
-    mine = _partial_batch(batch, indices, *layout.views(part, _query(batch).dtype))
-    longest = dict(
-        max_query_len=int(np.diff(lengths.query_start_loc).max(initial=1)), max_seq_len=max(int(lengths.seq_lens.max(initial=1)), 1)
-    )
-    local = _quire.plan(mine, cache, _own_options(options, shard), kernel=kernel, **longest)
+
+    def planned(of: ContextShard, table: Any) -> tuple[LocalLengths, dict[str, Any], Any, dict[str, int]]:
+        lengths = local_lengths(of, _host(batch.query_start_loc), _host(batch.seq_lens), window)
+        indices = _indices(batch, lengths, table)
+        mine = _partial_batch(batch, indices, *layout.views(part, _query(batch).dtype))
+        longest = dict(
+            max_query_len=int(np.diff(lengths.query_start_loc).max(initial=1)), max_seq_len=max(int(lengths.seq_lens.max(initial=1)), 1)
+        )
+        made = _quire.plan(mine, cache, _own_options(options, of), kernel=kernel, batch_invariant=batch_invariant, **longest)
+        return lengths, indices, made, longest
+
+    lengths, indices, local, longest = planned(shard, batch.block_table)
+    if several:
+        mine = shards_of_rank(shard, int(parts))
+        held = tuple(ContextPart(of, *planned(of, table_of(of, shard, batch.block_table, page_size))[:3]) for of in mine)
+        kept = empty_parts(layout, batch.query, len(held)) if _on_gpu(batch.query) else None
+        space = workspace_for(batch.query, held) if _on_gpu(batch.query) else None
+        return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, space, _host_lengths(batch), kept, held)
     workspace = empty_bytes_like(batch.query, max(local.workspace_bytes, 1)) if _on_gpu(batch.query) else None
     chunks = ()
     if overlap > 1:
         chunks = head_chunks(overlap, _query(batch), cache, _own_options(options, shard), indices, layout, group, kernel, longest)
     kept = part if _on_gpu(batch.query) else None
-    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), kept, chunks)
+    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), kept, (), chunks)
 
 
 @keywords_checked
 def plan(
     batch: Any, cache: Any, options: Any = None, *, group: Group, shard: ContextShard, exchange: str = "auto", heads: str = "all",
-    check: bool | str = True, kernel: str | None = None, partials: str = "auto", overlap: int = 1,
+    check: bool | str = True, kernel: str | None = None, partials: str = "auto", overlap: int = 1, batch_invariant: bool = False,
+    parts: int | None = None,
 ) -> ShardedPlan:  # fmt: skip
     """Plans a rank's work for one step. All ranks of the group call it once per step; :func:`attend` uses the plan for every layer.
 
@@ -250,6 +270,11 @@ def plan(
     overlap: chunks of KV heads, a divisor of num_kv_heads: while one chunk's parts travel, attention of the next one runs (on GPUs, on
         a second stream; distributed.md says what it gains). Exchanges by all_gather, for heads="all". The results are the same up to the
         split of the keys that a chunk's plan chooses.
+    batch_invariant: as for :func:`quire.plan`, for the rank's own attention: a row's bits do not depend on the other requests.
+    parts: the context is cut as for so many ranks, a multiple of those of the group; None: as many as ranks. Rank k attends to parts k,
+        k + world, ... one by one, and all parts are merged in their order. With batch_invariant, every number of ranks that divides
+        ``parts``, 1 among them, gives the same bits, if interleave, page size, options, kernel and dtype of partial results are the
+        same. Interleaved by whole pages (Q-D04), exchanged by all_gather.
 
     Raises on every rank: ContractError (Q-D05: ranks disagree), RankError (another rank failed, or did not come in time); and what
     :func:`quire.plan` raises for this rank's batch.
@@ -264,7 +289,7 @@ def plan(
     facts: dict[str, int] = {}
     error: Exception | None = None
     try:
-        step = _prepare(batch, cache, options, shard, group, exchange, heads, kernel, partials, overlap)
+        step = _prepare(batch, cache, options, shard, group, exchange, heads, kernel, partials, overlap, batch_invariant, parts)
         facts = _facts(batch, cache, options, step, check == "contents") if check else {}
     except Exception as failure:
         error = failure
@@ -319,6 +344,10 @@ def attend(
         if capture is not None:
             raise UnsupportedError("capture: a plan with overlap has its parts in chunks of heads; plan without it")
         return attend_overlapped(_query(batch), batch, cache, _own_options(options, plan.shard), group, plan.chunks, plan.indices)
+    if plan.parts:
+        if capture is not None:
+            raise UnsupportedError("capture: a plan with parts has several of them on a rank; plan without it")
+        return _attend_parts(batch, cache, options, group=group, plan=plan)
     with group.guard():
         buffer = plan.layout.empty(batch.query) if plan.part is None else plan.part
         mine = _partial_batch(batch, plan.indices, *plan.layout.views(buffer, _query(batch).dtype))
@@ -331,17 +360,33 @@ def attend(
     return result
 
 
+def _attend_parts(batch: Any, cache: Any, options: Any, *, group: Group, plan: ShardedPlan) -> Any:
+    """attend() of a plan with more parts than ranks."""
+    with group.guard():
+        buffers = empty_parts(plan.layout, batch.query, len(plan.parts)) if plan.part is None else plan.part
+        for part, buffer in zip(plan.parts, buffers):
+            mine = _partial_batch(batch, part.indices, *plan.layout.views(buffer, _query(batch).dtype))
+            _quire.attend(mine, cache, _own_options(options, part.shard), plan=part.local, workspace=plan.workspace)
+    outs, lses = plan.layout.views(gathered_parts(buffers, group), _query(batch).dtype)
+    return _merged_heads(outs, lses, batch, group=group, plan=plan)
+
+
+def _merged_heads(outs: Any, lses: Any, batch: Any, *, group: Group, plan: ShardedPlan) -> Any:
+    """Merges the parts of all heads, or of this rank's."""
+    if plan.heads == "own":
+        count = plan.layout.num_q_heads // group.world
+        own = slice(group.rank * count, (group.rank + 1) * count)
+        outs, lses = outs[:, :, own], lses[:, :, own]
+    return _merged(outs, lses, batch, batch.output, batch.lse)
+
+
 def merge_across(buffer: Any, batch: Any, *, group: Group, plan: ShardedPlan) -> Any:
     """The exchange and the merge of :func:`attend`."""
     layout, world = plan.layout, group.world
     if plan.exchange.kind == "all_gather":
         received = empty_stack(buffer, world)
         group.all_gather(buffer, received)
-        outs, lses = layout.views(received, _query(batch).dtype)
-        if plan.heads == "own":
-            own = slice(group.rank * layout.num_q_heads // world, (group.rank + 1) * layout.num_q_heads // world)
-            outs, lses = outs[:, :, own], lses[:, :, own]
-        return _merged(outs, lses, batch, batch.output, batch.lse)
+        return _merged_heads(*layout.views(received, _query(batch).dtype), batch, group=group, plan=plan)
     parts = buffer.reshape(world, layout.num_q_heads // world, layout.block)
     received = empty_part_like(parts, tuple(parts.shape))
     group.all_to_all(parts, received)

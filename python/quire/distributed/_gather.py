@@ -15,6 +15,7 @@ import numpy as np
 
 from quire import _quire
 from quire._arrays import empty_like, empty_part_like
+from quire.distributed._copies import Copies, SharedKeys
 from quire.distributed._groups import Group
 from quire.distributed._heads import options_of_heads
 from quire.distributed._prompt_blocks import PromptCall, on_gpu, packed_block, pages_of, planned
@@ -41,7 +42,7 @@ def gather_call(query: Any, key: Any, options: Any, z: ZigZag, chunks: int, kern
     return planned(part, empty_like(query)[:, :q_heads], None, cache, own, arrays, kernel, batch_invariant)
 
 
-class _Gathers:
+class Gathers:
     """Gathers of keys, one chunk of heads after the other. On a GPU they run on a stream of their own, ahead of attention."""
 
     def __init__(self, key: Any, value: Any, z: ZigZag, chunks: int, slots: Any, group: Group):
@@ -73,10 +74,14 @@ class _Gathers:
 
 def attend_gathered(
     query: Any, key: Any, value: Any, options: Any, z: ZigZag, call: PromptCall, chunks: int, slots: Any, workspace: Any, group: Group,
-    output: Any,
+    output: Any, shared: SharedKeys | None = None,
 ) -> None:  # fmt: skip
-    """Attends to the keys of all ranks, chunk by chunk of heads, and writes ``output``."""
-    gathers = _Gathers(key, value, z, chunks, slots, group)
+    """Attends to the keys of all ranks, chunk by chunk of heads, and writes ``output``. shared: keys travel by copies through it."""
+    gathers: Gathers | Copies
+    if shared is None:
+        gathers = Gathers(key, value, z, chunks, slots, group)
+    else:
+        gathers = Copies(key, value, z, chunks, slots, group, shared)
     heads = query.shape[1] // chunks
     for chunk in range(chunks):
         k, v = pages_of(gathers.wait(chunk), z.num_pages, z.page_size)

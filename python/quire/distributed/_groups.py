@@ -17,7 +17,7 @@ import numpy as np
 
 from quire import _quire
 from quire._messages import shown
-from quire.errors import ArgumentError, RankError
+from quire.errors import ArgumentError, RankError, UnsupportedError
 
 _SLICE = 0.2  # seconds between looks into the mailbox; longer: failures of others are noticed later
 _MOMENT = 1.0  # seconds that ranks have to say that they wait, after the time limit; too short: ranks that are alive are named
@@ -50,6 +50,16 @@ class Transport(Protocol):
 
     def gather_record(self, sent: np.ndarray, received: np.ndarray) -> Pending:
         """all_gather of bytes in host memory, wherever the tensors of this group are."""
+
+    def no_share(self, like: Any) -> str | None:
+        """Why ranks cannot address each other's memory where ``like`` is, or None."""
+
+    def offer(self, like: Any, shape: tuple[int, ...]) -> Any:
+        """Memory where ``like`` is, of its type, for all ranks to address."""
+
+    def offered(self, mine: Any) -> tuple[list[Any], Any]:
+        """(what the ranks offered last, as this rank addresses it, element k rank k's; what keeps it addressed). Every rank has made its
+        offer."""
 
     def post(self, key: str, text: str) -> None: ...
     def read(self, rank: int, key: str) -> str | None:
@@ -140,6 +150,37 @@ class Group:
         with self._transport_errors("shift"):
             pending = self._begin(lambda: self._transport.shift(sent, received))
         return lambda: self._finish("shift", pending)
+
+    def require_share(self, like: Any) -> None:
+        """Raises UnsupportedError where ranks cannot address each other's memory. Exchanges nothing."""
+        reason = self._transport.no_share(like)
+        if reason is not None:
+            raise UnsupportedError(f'exchange: "copy" copies between GPUs of one host, whose ranks exchange by NCCL, but {reason}')
+
+    def share(self, like: Any, shape: tuple[int, ...]) -> tuple[list[Any], Any]:
+        """Memory of this shape where ``like`` is, of its type, on every rank; element k is that of rank k, and all ranks address it.
+
+        All ranks call it, and keep both results, the memory and what maps it, for as long as one of them uses it. It waits for the device. Contents are not initialised.
+        Raises UnsupportedError as :meth:`require_share`, and where a rank reads something else than another one wrote; RankError.
+        """
+        with self.guard():
+            self.require_share(like)
+            mine = self._transport.offer(like, shape)
+            first = mine.reshape(-1)[:1]
+            first[:] = self.rank
+            int(first[0])  # on a GPU: it is written
+        self._barrier("share")
+        with self.guard():
+            parts, mapping = self._transport.offered(mine)
+            seen = [int(part.reshape(-1)[0]) for part in parts]
+            if seen != list(range(self.world)):
+                raise UnsupportedError(f"share: the memory of ranks 0 to {self.world - 1} begins with {seen}, expected their numbers")
+        self._barrier("share")  # every rank has looked: from here on memory may be written
+        return parts, mapping
+
+    def _barrier(self, what: str) -> None:
+        """Waits for all ranks, in host memory."""
+        self._exchange(what, lambda: self._transport.gather_record(np.zeros(1, np.uint8), np.zeros((self.world, 1), np.uint8)))
 
     def agree(self, facts: dict[str, int], error: BaseException | None = None) -> None:
         """Every rank says the same about a step, or every rank raises ContractError (Q-D05), which names fact, rank and values.

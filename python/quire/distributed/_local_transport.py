@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire._arrays import is_torch
+from quire._arrays import empty_part_like, is_torch
 from quire._messages import shown
 from quire.errors import ArgumentError
 
@@ -36,6 +36,7 @@ class _Table:
         self.deposits: dict[int, dict[int, tuple[str, np.ndarray]]] = {}
         self.taken: dict[int, int] = {}
         self.mail: dict[tuple[int, str], str] = {}
+        self.offers: dict[tuple[int, int], Any] = {}  # (number of the offer, rank)
 
 
 class _Pending:
@@ -69,7 +70,7 @@ class LocalTransport:
 
     def __init__(self, table: _Table, rank: int):
         self.table, self.rank, self.world = table, rank, table.world
-        self._number = 0
+        self._number = self._offers = 0
 
     def _start(self, call: str, sent: np.ndarray, take: Any) -> _Pending:
         self._number += 1
@@ -105,6 +106,21 @@ class LocalTransport:
             into[:] = parts[self.rank - 1]
 
         return self._start("shift", as_bytes(sent), take)
+
+    def no_share(self, like: Any) -> str | None:
+        return None  # threads address all memory
+
+    def offer(self, like: Any, shape: tuple[int, ...]) -> Any:
+        mine = empty_part_like(like, shape)
+        self._offers += 1
+        with self.table.changed:
+            self.table.offers.pop((self._offers - 1, self.rank), None)  # all ranks have taken it
+            self.table.offers[self._offers, self.rank] = mine
+        return mine
+
+    def offered(self, mine: Any) -> tuple[list[Any], Any]:
+        with self.table.changed:
+            return [self.table.offers[self._offers, rank] for rank in range(self.world)], None
 
     def post(self, key: str, text: str) -> None:
         with self.table.changed:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 import zlib
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from quire import _quire
 from quire._arrays import empty_bytes_like, empty_like, is_torch
 from quire._messages import keywords_checked, shown
+from quire.distributed._copies import SharedKeys, share_keys
 from quire.distributed._exchange import Exchange
 from quire.distributed._gather import attend_gathered, gather_call
 from quire.distributed._groups import Group
@@ -27,11 +29,12 @@ class PrefillPlan:
     """Plan of a rank for the prompts of one step; made by :func:`prefill_plan`, used for every layer. str() describes the plan."""
 
     zigzag: ZigZag
-    exchange: Exchange  # kind: "gather" or "ring"
+    exchange: Exchange  # kind: "gather", "ring" or "copy"
     head_chunks: int
     slots: Any  # None: rows fill their pages without a gap
     calls: PromptCall | RingCalls
     workspace: Any
+    shared: SharedKeys | None = None  # of "copy": the keys of all ranks
 
     @property
     def local(self) -> Any:
@@ -80,6 +83,7 @@ def _agree(group: Group, z: ZigZag, query: Any, key: Any, options: Any, plan: Pr
         "options (digest)": digest((o.softmax_scale, o.sliding_window, o.logits_soft_cap, host)),
         "exchange (digest)": digest(plan.exchange.kind),
         "head_chunks": plan.head_chunks,
+        **({"host (digest)": digest(platform.node())} if plan.exchange.kind == "copy" else {}),
     })  # fmt: skip
 
 
@@ -91,8 +95,10 @@ def prefill_plan(
     """Plans this rank's work on the prompts of a step; arguments as for :func:`prefill`. All ranks of the group call it.
 
     exchange: "gather": every rank receives the keys of all. "ring": blocks of keys go from rank to rank, and two of them are on a rank at
-        a time; no sliding window and no ALiBi (Q-D07). "auto": what is predicted to take less time; str(plan) says why.
-    head_chunks: of a gather: chunks of KV heads, a divisor of num_kv_heads; while one is computed, the next one's keys travel (on GPUs).
+        a time; no sliding window and no ALiBi (Q-D07). "copy": a gather by copy engines between GPUs of one host, in memory that the plan
+        keeps; attention then has all multiprocessors. The bits of a gather. "auto": a gather or a ring, whichever is predicted to take
+        less time; str(plan) says why.
+    head_chunks: of a gather or copies: chunks of KV heads, a divisor of num_kv_heads; while one is computed, the next one's keys travel (on GPUs).
         None: 4, or the largest divisor below it, on GPUs with more than one rank; else 1.
     check: lengths, sizes, types, options and exchange are compared over the ranks (Q-D05).
     kernel: by name; None chooses.
@@ -123,6 +129,8 @@ def prefill_plan(
             if error is not None:
                 raise error
     assert plan is not None
+    if plan.exchange.kind == "copy":
+        return dataclasses.replace(plan, shared=share_keys(key, zigzag, plan.head_chunks, group))
     return plan
 
 
@@ -147,6 +155,8 @@ def _planned(
     elif partials == "auto":
         partials = "f32"
     chunks = _head_chunks(head_chunks, int(key.shape[1]), query, group.world)
+    if exchange == "copy":
+        group.require_share(key)
     work = PrefillWork(z, int(query.shape[1]), int(key.shape[1]), int(query.shape[2]), itemsize, on_gpu(query))
     chosen = choose_prefill(work, group, options, exchange, chunks, head_chunks is not None)
     calls: PromptCall | RingCalls
@@ -194,5 +204,6 @@ def prefill(
     if isinstance(plan.calls, RingCalls):
         attend_ring(query, key, value, options, z, plan.calls, plan.slots, plan.workspace, group, output)
     else:
-        attend_gathered(query, key, value, options, z, plan.calls, plan.head_chunks, plan.slots, plan.workspace, group, output)
+        attend_gathered(query, key, value, options, z, plan.calls, plan.head_chunks, plan.slots, plan.workspace, group, output,
+                        plan.shared)  # fmt: skip
     return output

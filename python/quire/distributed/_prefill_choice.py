@@ -64,12 +64,12 @@ def exposed_by_ring(work: PrefillWork, group: Group) -> float:
 
 
 def choose_prefill(work: PrefillWork, group: Group, options: Any, asked: str, chunks: int, chunks_asked: bool) -> Exchange:
-    """The exchange of a prompt's keys: "gather" or "ring". asked: "auto", or the kind that the caller wants.
+    """The exchange of a prompt's keys: "gather" or "ring"; "copy" if asked. asked: "auto", or the kind that the caller wants.
 
     Raises ContractError (Q-D07), ArgumentError.
     """
-    if asked not in ("auto", "gather", "ring"):
-        raise ArgumentError(f"exchange: {asked!r} is none of auto, gather, ring")
+    if asked not in ("auto", "gather", "ring", "copy"):
+        raise ArgumentError(f"exchange: {asked!r} is none of auto, gather, ring, copy")
     if asked == "ring" and chunks_asked:
         raise ArgumentError(f'head_chunks: {chunks} with exchange="ring", expected None: a ring sends all heads of a block at once')
     _quire.check_prompts(options, ring=asked == "ring").raise_if_any()

@@ -34,14 +34,19 @@ def beside(array: np.ndarray, like: Any) -> Any:
 
 
 def packed_block(key: Any, value: Any, rows: int, slots: Any) -> Any:
-    """[2, rows, heads, dim]: a rank's keys and values in its pages. Tails of chunks travel, too, and are zero. slots None: no tails."""
+    """[2, rows, heads, dim]: a rank's keys and values in its pages."""
     made = empty_part_like(key, (2, rows, *key.shape[1:]))
-    if slots is None:
-        made[0], made[1] = key, value
-        return made
-    made[...] = 0
-    made[0, slots], made[1, slots] = key, value
+    pack_block(made, key, value, slots)
     return made
+
+
+def pack_block(block: Any, key: Any, value: Any, slots: Any) -> None:
+    """Writes a rank's keys and values to their pages. Tails of chunks travel, too, and are zero. slots None: no tails."""
+    if slots is None:
+        block[0], block[1] = key, value
+        return
+    block[...] = 0
+    block[0, slots], block[1, slots] = key, value
 
 
 def pages_of(blocks: Any, plan_pages: int, page_size: int) -> tuple[Any, Any]:

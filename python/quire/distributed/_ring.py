@@ -47,13 +47,16 @@ def ring_arrays(z: ZigZag, where: str) -> dict[str, np.ndarray]:
     rows, keys, tables = [], [], []
     widest = max((2 * z.chunk(prompt) // z.page_size for prompt in range(len(z.lengths))), default=1)
     for prompt, first in enumerate(z.first_pages):
-        (a, a_end), (b, b_end) = z.ranges(prompt)
+        (late, late_end), (early, early_end) = z.ranges(prompt)
         size = z.chunk(prompt)
-        rows += [a_end - a, b_end - b]
+        rows += [late_end - late, early_end - early]
         # Chunks before a chunk that has rows are full.
-        seen = {"own": (a_end - a, size + b_end - b), "earlier": (size, size), "later": (0, 2 * size)}[where]
-        keys += [seen[0] if a_end > a else 0, seen[1] if b_end > b else 0]
-        tables += 2 * [first + np.arange(widest)]
+        seen = {"own": (size + late_end - late, early_end - early), "earlier": (size, size), "later": (2 * size, 0)}[where]
+        keys += [seen[0] if late_end > late else 0, seen[1] if early_end > early else 0]
+        # Keys in the order of their positions: the earlier chunk lies behind the later one.
+        pages = np.arange(size // z.page_size)
+        table = np.concatenate([first + len(pages) + pages, first + pages])
+        tables += 2 * [np.pad(table, (0, widest - len(table)))]
     last_page = max(z.num_pages - 1, 0)
     return {
         "query_start_loc": np.concatenate([[0], np.cumsum(rows)]).astype(np.int32),

@@ -151,6 +151,15 @@ class ContextShard:
         """Findings of rule Q-D06: slots are given for the positions that this rank holds, and for no others."""
         return _quire.check_shard_slots(self.rank, self.world, self.interleave, self.span, slot_mapping, positions)
 
+    def check_ledger(self, batch: Any, cache: Any, ledger: Any, options: Any = None) -> Any:
+        """Findings of rules Q-L01 to Q-L05: every key that this rank holds and the batch sees was written for its position.
+
+        batch: as :func:`quire.distributed.attend` takes it. ledger: the :class:`quire.SlotLedger` of this rank's cache, which ``append``
+        feeds with positions of whole requests: ``quire.append(cache, k, v, shard.slots(...), ledger=ledger, request_ids=..., positions=...)``.
+        Call it after this step's append.
+        """
+        return _quire.check_shard_ledger(self.rank, self.world, self.interleave, self.span, batch, cache, options, ledger)
+
 
 @dataclasses.dataclass(frozen=True)
 class HeadShard:

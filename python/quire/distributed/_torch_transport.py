@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+import os
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,14 @@ def _import_torch() -> Any:
             "instance under torchrun"
         )
     return torch
+
+
+def _symmetric() -> Any:
+    """torch's symmetric memory, with NVLink multicast off: no copy needs it, and it fails where a host's GPUs are shared out."""
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # torch reads it when it maps
+    import torch.distributed._symmetric_memory as symmetric
+
+    return symmetric
 
 
 class _Work:
@@ -105,6 +115,23 @@ class TorchTransport:
     def gather_record(self, sent: np.ndarray, received: np.ndarray) -> Any:
         part, whole = self._bytes(sent), self._bytes(received)
         return _Work(self._dist.all_gather_into_tensor(whole, part, group=self._records, async_op=True), (part, whole))
+
+    def no_share(self, like: Any) -> str | None:
+        if not is_torch(like) or like.device.type != "cuda":
+            return "the tensors are in host memory"
+        return None if self.name == "nccl" else f"these exchange by {self.name}"
+
+    def offer(self, like: Any, shape: tuple[int, ...]) -> Any:
+        """torch's symmetric memory: an allocation that GPUs of one host map. A whole allocation, so that it begins where they map it."""
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return _symmetric()._SymmetricMemory.empty_strided_p2p(shape, strides, like.dtype, like.device)
+
+    def offered(self, mine: Any) -> tuple[list[Any], Any]:
+        try:
+            handle = _symmetric().rendezvous(mine, self._group)
+        except RuntimeError as error:
+            raise UnsupportedError(f"share: torch's symmetric memory does not connect these GPUs ({str(error).splitlines()[0]})") from error
+        return [mine if k == self.rank else handle.get_buffer(k, list(mine.shape), mine.dtype) for k in range(self.world)], handle
 
     def post(self, key: str, text: str) -> None:
         self._store.set(f"{self._prefix}/{self.rank}/{key}", "." + text)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zig-zag order: a prompt is cut into 2 * world chunks, and rank k holds chunks k and 2 * world - 1 - k.
+"""Zig-zag order: a prompt is cut into 2 * world chunks, and rank k holds chunks 2 * world - 1 - k and k.
 
-The causal work of all ranks is then equal: chunk i costs i + 1/2 squares of its length, so each rank has world of them, twice.
+The causal work of all ranks is then equal: chunk i costs i + 1/2 squares of its length, so each rank has world of them, twice. The later
+chunk comes first: its rows see the most keys, and GPUs draw the work of a call in the order of its rows, so the call ends with light work.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class ZigZag:
     """The rows of whole prompts that a rank holds: pure data.
 
     lengths: tokens of each prompt (>= 0). A chunk is ceil(length / (2 * world)) tokens, rounded up to whole pages; the last chunks may be
-    short or empty. Rows of a rank: prompt by prompt, chunk ``rank`` before chunk ``2 * world - 1 - rank``.
+    short or empty. Rows of a rank: prompt by prompt, chunk ``2 * world - 1 - rank`` before chunk ``rank``.
     """
 
     rank: int
@@ -46,9 +47,9 @@ class ZigZag:
         return pages * self.page_size
 
     def ranges(self, prompt: int) -> list[tuple[int, int]]:
-        """Positions [begin, end) of the two chunks that this rank holds."""
+        """Positions [begin, end) of the two chunks that this rank holds, the later one first."""
         size, length = self.chunk(prompt), self.lengths[prompt]
-        chunks = (self.rank, 2 * self.world - 1 - self.rank)
+        chunks = (2 * self.world - 1 - self.rank, self.rank)
         return [(min(i * size, length), min((i + 1) * size, length)) for i in chunks]
 
     @property
@@ -84,7 +85,7 @@ class ZigZag:
 
     @property
     def first_pages(self) -> list[int]:
-        """The first page of each prompt among the pages of a rank; the second chunk follows the first."""
+        """The first page of each prompt among the pages of a rank: that of its later chunk, which the earlier one follows."""
         pages = [2 * self.chunk(prompt) // self.page_size for prompt in range(len(self.lengths))]
         return [sum(pages[:prompt]) for prompt in range(len(pages))]
 
@@ -98,6 +99,6 @@ class ZigZag:
             for page in range(-(-length // self.page_size)):
                 chunk, within = divmod(page, size)
                 owner = min(chunk, 2 * self.world - 1 - chunk)
-                table[2 * prompt : 2 * prompt + 2, page] = owner * pages_between_ranks + first + (chunk >= self.world) * size + within
+                table[2 * prompt : 2 * prompt + 2, page] = owner * pages_between_ranks + first + (chunk < self.world) * size + within
             first += 2 * size
         return table

@@ -571,8 +571,10 @@ void in_codes(Reference& result, const Batch& batch) {
 
 Status check_profile(const NumericsProfile& profile) {
   const auto known = [](DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; };
-  for (const auto& [field, type] :
-       {std::pair{"weights", profile.weights}, {"scores", profile.scores}, {"accumulator", profile.accumulator}})
+  for (const auto& [field, type] : {std::pair{"weights", profile.weights},
+                                    {"scores", profile.scores},
+                                    {"accumulator", profile.accumulator},
+                                    {"parts", profile.parts}})
     if (!known(type))
       return {Code::invalid_argument,
               std::string("profile: ") + field + " is " + std::string(name(type)) + ", expected f32, f16 or bf16"};

@@ -136,6 +136,7 @@ Json profile_json(const Diagnosis& d) {
   return {{"weights", name(p.weights)},
           {"scores", name(p.scores)},
           {"accumulator", name(p.accumulator)},
+          {"parts", name(p.parts)},
           {"products", p.tf32_products ? "tf32" : "f32"},
           {"dequantised", p.dequantised_to_query ? "query type" : "exact"},
           {"found", d.profile_found},

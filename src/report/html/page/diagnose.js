@@ -48,7 +48,7 @@ function wrongWords(report, wrong) {
 
 // The plain profile, f32 and nothing dequantised, goes without saying.
 function profileWords(profile) {
-  const types = ["weights", "scores", "accumulator", "products"].map((key) => textOf(profile[key])).filter(Boolean);
+  const types = ["weights", "scores", "accumulator", "parts", "products"].map((key) => textOf(profile[key])).filter(Boolean);
   const plain = types.every((type) => type === "f32") && textOf(profile.dequantised) !== "query type";
   if (plain || !textOf(profile.words)) return "";
   const who = profile.found === true ? ", found from the output itself" : "";
