@@ -249,6 +249,7 @@ class FuzzBatch {
     if (cache.layout == CacheLayout::packed) dim_ = (dim_ + packed_x(kv_) - 1) / packed_x(kv_) * packed_x(kv_);
     v_dim_ = in.chance(3) ? in.pick(kDims) : dim_;
     latent_ = cache.layout != CacheLayout::packed && v_dim_ <= dim_ && in.chance(4);
+    v_ = !latent_ && in.chance(5) ? in.pick(kCaches) : kv_;
   }
 
   void tensors(Bytes& in) {
@@ -359,15 +360,15 @@ class FuzzBatch {
     switch (cache.layout) {
       case CacheLayout::nhd:
         workshop_.add(cache.k, kv_, {num_pages_, page_size_, kv_heads_, dim_});
-        workshop_.add(cache.v, kv_, {num_pages_, page_size_, kv_heads_, v_dim_});
+        workshop_.add(cache.v, v_, {num_pages_, page_size_, kv_heads_, v_dim_});
         break;
       case CacheLayout::hnd:
         workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, page_size_, dim_});
-        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, page_size_, v_dim_});
+        workshop_.add(cache.v, v_, {num_pages_, kv_heads_, page_size_, v_dim_});
         break;
       case CacheLayout::packed:
         workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, dim_ / packed_x(kv_), page_size_, packed_x(kv_)});
-        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, v_dim_, page_size_});
+        workshop_.add(cache.v, v_, {num_pages_, kv_heads_, v_dim_, page_size_});
         break;
     }
     if (!latent_) return;
@@ -449,9 +450,9 @@ class FuzzBatch {
 
   void poison(std::int64_t slot) {
     const std::int64_t page = slot / quire::page_size(cache), offset = slot % quire::page_size(cache);
-    const auto size = static_cast<std::size_t>(itemsize(cache.k.dtype));
     for (const auto& [tensor, strides] :
          {std::pair{&cache.k, semantics::k_strides(cache)}, std::pair{&cache.v, semantics::v_strides(cache)}}) {
+      const auto size = static_cast<std::size_t>(itemsize(tensor->dtype));
       const std::int64_t dims = tensor == &cache.k ? quire::head_dim(cache) : quire::v_head_dim(cache);
       for (std::int64_t head = 0; head < quire::num_kv_heads(cache); ++head)
         for (std::int64_t d = 0; d < dims; ++d)
@@ -462,7 +463,7 @@ class FuzzBatch {
   }
 
   std::int64_t num_reqs_ = 0, kv_heads_ = 1, group_ = 1, dim_ = 1, v_dim_ = 1, page_size_ = 1, num_pages_ = 1;
-  DType q_ = DType::f32, kv_ = DType::f32;
+  DType q_ = DType::f32, kv_ = DType::f32, v_ = DType::f32;  ///< v_: of cached values
   std::array<float, 4> scale_values_{1.0f, 1.0f, 1.0f, 1.0f};
   bool latent_ = false;  ///< V lies in K's rows
   Workshop workshop_;

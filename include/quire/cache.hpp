@@ -24,7 +24,7 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  //
 /// the same bytes (MLA: v is the first dims of k): attend() reads such a cache, append() refuses it (Q-S07).
 struct KVCache {
   Tensor k{};  ///< f32, f16, bf16, an fp8 format or i8; shape by layout
-  Tensor v{};  ///< dtype and sizes of k, except the head_dim: values and output have v_head_dim
+  Tensor v{};  ///< as k, with a dtype of its own; sizes of k, except the head_dim: values and output have v_head_dim
   CacheLayout layout = CacheLayout::nhd;
   /// f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 (never beside i8); finite and > 0.
   ///

@@ -145,7 +145,7 @@ typedef struct quire_batch {
 typedef struct quire_cache {
   size_t struct_size; /* QUIRE_CACHE_INIT */
   quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
-  quire_tensor v;     /* dtype and sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
+  quire_tensor v;     /* as k, of its own dtype; sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
   quire_layout layout;
   int32_t reserved; /* zero */
   /* Optional f32 scalar, [1], [num_kv_heads], or [num_pages, page_size, num_kv_heads] of an 8-bit cache, which quire_append

@@ -161,7 +161,7 @@ Shapes and values are judged by check(), plan() and attend().)";
 constexpr const char* kCacheDoc = R"(A view of one layer's paged KV cache. A slot is page * page_size + offset.
 
 Arguments:
-    k, v: arrays of f32, f16, bf16, an fp8 type or int8, shaped by layout (in any case); any strides; may interleave in one allocation.
+    k, v: arrays of f32, f16, bf16, an fp8 type or int8, each of its own type, shaped by layout (in any case); any strides; may interleave in one allocation.
         "nhd"     [num_pages, page_size, num_kv_heads, head_dim]
         "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
         "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
@@ -173,6 +173,7 @@ Arguments:
         strides. append() writes it: scale = max(max |row| / L, 2^-126), L = 127 (int8), 448, 240 or 57344, the largest code of the type.
     dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16", "i8";
         NumPy's and torch's names and dtype objects do, too.
+    v_dtype: the same for v, if it has a type of its own; None = dtype.
 
 Read-only arrays are fine for attention; append() refuses them.
 
@@ -403,7 +404,7 @@ PyCache::PyCache(const Arguments& given) {
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
   const std::string dtype = given.dtype("dtype").value_or("");
   k_ = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
-  v_ = import_array(given.required("v"), "v", Access::read, dtype, Role::cache);
+  v_ = import_array(given.required("v"), "v", Access::read, given.dtype("v_dtype").value_or(dtype), Role::cache);
   k_scale_ = import_scale(given.get("k_scale"), "k_scale", k_, scalars_[0]);
   v_scale_ = import_scale(given.get("v_scale"), "v_scale", k_, scalars_[1]);
   check_same_gpu(k_, "k", v_, "v");
@@ -498,12 +499,13 @@ void bind_types(nb::module_& m) {
       .def(
           "__init__",
           [](PyCache* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyCache(Arguments("KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype"}, 6, args, kwargs));
+            new (self)
+                PyCache(Arguments("KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype", "v_dtype"}, 6, args, kwargs));
           },
           nb::sig("def __init__(self, k: typing.Any, v: typing.Any, "
                   "layout: typing.Literal['nhd', 'hnd', 'packed', 'NHD', 'HND', 'PACKED'] = 'nhd', "
                   "k_scale: numpy.typing.ArrayLike | None = None, v_scale: numpy.typing.ArrayLike | None = None, "
-                  "dtype: typing.Any | None = None) -> None"))
+                  "dtype: typing.Any | None = None, v_dtype: typing.Any | None = None) -> None"))
       .def_prop_ro(
           "k", [](const PyCache& c) { return array_object(c.k()); }, nb::sig("def k(self) -> typing.Any"))
       .def_prop_ro(
@@ -514,6 +516,7 @@ void bind_types(nb::module_& m) {
           "v_scale", [](const PyCache& c) { return array_object(c.v_scale()); }, nb::sig("def v_scale(self) -> typing.Any"))
       .def_prop_ro("layout", [](const PyCache& c) { return std::string(quire::name(c.views().layout)); })
       .def_prop_ro("dtype", [](const PyCache& c) { return std::string(quire::name(c.views().k.dtype)); })
+      .def_prop_ro("v_dtype", [](const PyCache& c) { return std::string(quire::name(c.views().v.dtype)); })
       .def_prop_ro("num_pages", [](const PyCache& c) { return quire::num_pages(c.views()); })
       .def_prop_ro("page_size", [](const PyCache& c) { return quire::page_size(c.views()); })
       .def_prop_ro("num_kv_heads", [](const PyCache& c) { return quire::num_kv_heads(c.views()); })

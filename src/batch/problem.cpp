@@ -60,6 +60,12 @@ std::int64_t visible_pairs(const Problem& p, const Request& r) {
 
 }  // namespace
 
+std::string Problem::cache_types() const {
+  std::string text(name(kv_dtype));
+  if (!has_equal_types()) text.append("/").append(name(value_dtype()));
+  return text;
+}
+
 std::int64_t Problem::num_tokens() const noexcept {
   std::int64_t total = 0;
   for (const Request& r : reqs) total += r.query_len;
@@ -135,6 +141,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   Problem p;
   p.q_dtype = batch.query.dtype;
   p.kv_dtype = cache.k.dtype;
+  if (cache.v.dtype != cache.k.dtype) p.v_dtype = cache.v.dtype;
   p.num_q_heads = batch.query.shape[1];
   p.num_kv_heads = num_kv_heads(cache);
   p.head_dim = batch.query.shape[2];

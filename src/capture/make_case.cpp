@@ -83,8 +83,8 @@ double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const double query = rows * (dims * row_bytes + v_dims * real(itemsize(p.out_dtype()))) + (p.lse ? 4 * rows : 0);
   const double new_rows = s.has_new_rows ? real(s.num_tokens) * real(p.num_kv_heads) * (dims + v_dims) * row_bytes : 0;
   const double slots = real(s.num_pages) * real(p.page_size);
-  const double slot = dims + (line.latent ? 0 : v_dims);
-  const double cache = slots * real(p.num_kv_heads) * slot * real(itemsize(p.kv_dtype));
+  const double slot = line.latent ? dims * real(itemsize(p.kv_dtype)) : real(p.kv_bytes());
+  const double cache = slots * real(p.num_kv_heads) * slot;
   const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
   const double scales = (p.k_scale == ScaleKind::per_token ? 4 : 0) + (p.v_scale == ScaleKind::per_token ? 4 : 0);
   return query + new_rows + cache + slots * real(p.num_kv_heads) * scales + 8 * indices + 8 * real(p.num_q_heads) +
@@ -197,12 +197,12 @@ class Maker {
     b.slot_mapping = tensor(wide_slots ? DType::i64 : line_.index_dtype, s_.num_tokens);
     if (p_.lse) b.lse = tensor(DType::f32, s_.num_tokens, p_.num_q_heads);
     c_.cache.layout = p_.layout;
-    c_.cache.k = cache_tensor(p_.head_dim, /*packed_keys=*/true);
+    c_.cache.k = cache_tensor(kKey);
     if (line_.latent) {
       c_.cache.v = c_.cache.k;
       c_.cache.v.shape[3] = p_.out_dim();
     } else {
-      c_.cache.v = cache_tensor(p_.out_dim(), /*packed_keys=*/false);
+      c_.cache.v = cache_tensor(kValue);
     }
     c_.cache.k_scale = cache_scale_tensor(p_.k_scale);
     c_.cache.v_scale = cache_scale_tensor(p_.v_scale);
@@ -216,12 +216,15 @@ class Maker {
     return value;
   }
 
-  Tensor cache_tensor(std::int64_t dims, bool packed_keys) {
-    const std::int64_t x = packed_x(p_.kv_dtype);
-    if (p_.layout == CacheLayout::nhd) return tensor(p_.kv_dtype, s_.num_pages, p_.page_size, p_.num_kv_heads, dims);
-    if (p_.layout == CacheLayout::hnd) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.page_size, dims);
-    if (packed_keys) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, dims / x, p_.page_size, x);
-    return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, dims, p_.page_size);
+  DType type_of(What what) const { return what == kKey ? p_.kv_dtype : p_.value_dtype(); }
+
+  Tensor cache_tensor(What what) {
+    const DType type = type_of(what);
+    const std::int64_t dims = dims_of(what), x = packed_x(type);
+    if (p_.layout == CacheLayout::nhd) return tensor(type, s_.num_pages, p_.page_size, p_.num_kv_heads, dims);
+    if (p_.layout == CacheLayout::hnd) return tensor(type, s_.num_pages, p_.num_kv_heads, p_.page_size, dims);
+    if (what == kKey) return tensor(type, s_.num_pages, p_.num_kv_heads, dims / x, p_.page_size, x);
+    return tensor(type, s_.num_pages, p_.num_kv_heads, dims, p_.page_size);
   }
 
   Tensor scale_tensor(ScaleKind kind) {
@@ -479,7 +482,7 @@ class Maker {
       }
     });
     if (p_.num_kv_heads > 1 && scale.rank == 0) amax[0] = *std::max_element(amax.begin(), amax.end());
-    const float largest = is_code(p_.kv_dtype) ? semantics::largest_code(p_.kv_dtype) : 1.0f;
+    const float largest = is_code(type_of(what)) ? semantics::largest_code(type_of(what)) : 1.0f;
     for (std::int64_t i = 0; i < scale.num_elements(); ++i) {
       const float most = amax[static_cast<std::size_t>(i)];
       static_cast<float*>(scale.data)[i] = most > 0 ? most / largest : 1.0f;
@@ -490,7 +493,7 @@ class Maker {
   float token_scale(What what, std::uint64_t key, std::int64_t position, std::int64_t h) const {
     semantics::RowScale row;
     for (std::int64_t d = 0; d < dims_of(what); ++d) row.add(kv_value(what, key, position, h, d));
-    return row.of(p_.kv_dtype);
+    return row.of(type_of(what));
   }
 
   void fill_any_scale(const Tensor& scale, What what) const {

@@ -89,14 +89,14 @@ void m36_scale_form(Context& c, std::string_view tensor_name, const Tensor& t) {
                                                         c.sizes.num_pages, c.sizes.page_size, heads));
 }
 
-void m50_integers_have_scales(Context& c, std::string_view tensor_name, const Tensor& t) {
-  if (t.present() || !descriptor_ok(c.cache.k) || c.cache.k.dtype != DType::i8) return;
+void m50_integers_have_scales(Context& c, std::string_view tensor_name, const Tensor& t, const Tensor& codes) {
+  if (t.present() || !descriptor_ok(codes) || codes.dtype != DType::i8) return;
   c.report.add(M50, tensor_name, {}, "absent", "a scale of the i8 cache");
 }
 
-void m51_token_scales_of_codes(Context& c, std::string_view tensor_name, const Tensor& t) {
-  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(c.cache.k) || is_code(c.cache.k.dtype)) return;
-  c.report.add(M51, tensor_name, {}, formatted("three axes beside a cache of {}", name(c.cache.k.dtype)),
+void m51_token_scales_of_codes(Context& c, std::string_view tensor_name, const Tensor& t, const Tensor& codes) {
+  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(codes) || is_code(codes.dtype)) return;
+  c.report.add(M51, tensor_name, {}, formatted("three axes beside a cache of {}", name(codes.dtype)),
                "scalar, [1] or [num_kv_heads], or a cache of i8 or an fp8 format");
 }
 
@@ -156,9 +156,10 @@ void t15_sinks(Context& c) {
 
 void apply_scale_shape_rules(Context& c) {
   for (const NamedTensor& t : {NamedTensor{"k_scale", &c.cache.k_scale}, NamedTensor{"v_scale", &c.cache.v_scale}}) {
+    const Tensor& codes = t.tensor == &c.cache.k_scale ? c.cache.k : c.cache.v;
     m36_scale_form(c, t.name, *t.tensor);
-    m50_integers_have_scales(c, t.name, *t.tensor);
-    m51_token_scales_of_codes(c, t.name, *t.tensor);
+    m50_integers_have_scales(c, t.name, *t.tensor, codes);
+    m51_token_scales_of_codes(c, t.name, *t.tensor, codes);
   }
 }
 

@@ -221,15 +221,15 @@ void m18_cache_v_shape(Context& c) {
                          shape_text(c.cache.k), name(c.cache.layout)));
 }
 
-void m20_cache_dtype(Context& c, DType row_dtype) {
-  const DType dtype = c.cache.k.dtype;
-  if (descriptor_ok(c.cache.k) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
-    return c.report.add(M20, "cache.k", {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
-  if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype)) return;
+void m20_cache_dtype(Context& c, const NamedTensor& t, DType row_dtype) {
+  const DType dtype = t.tensor->dtype;
+  if (descriptor_ok(*t.tensor) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
+    return c.report.add(M20, t.name, {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
+  if (!descriptor_ok(*t.tensor) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
   const bool f32_too = row_dtype == DType::f32;
-  c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
+  c.report.add(M20, t.name, {}, quoted_dtype(dtype),
                formatted("{}f16, bf16, an fp8 format or i8{}", f32_too ? "f32, " : "",
                          row_known && dtype == DType::f32 && !f32_too
                              ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key",
@@ -237,9 +237,10 @@ void m20_cache_dtype(Context& c, DType row_dtype) {
                              : ""));
 }
 
-void m21_cache_v_dtype(Context& c) {
-  if (!descriptor_ok(c.cache.k) || !descriptor_ok(c.cache.v) || c.cache.k.dtype == c.cache.v.dtype) return;
-  c.report.add(M21, "cache.v", {}, quoted_dtype(c.cache.v.dtype), formatted("{} as cache.k", name(c.cache.k.dtype)));
+void m21_one_dtype_of_shared_bytes(Context& c) {
+  const Tensor &k = c.cache.k, &v = c.cache.v;
+  if (!placed(k) || !placed(v) || k.dtype == v.dtype || !may_overlap(k, v)) return;
+  c.report.add(M21, "cache.v", {}, quoted_dtype(v.dtype), formatted("{} as cache.k, whose memory it shares", name(k.dtype)));
 }
 
 void m22_head_dim(Context& c) {
@@ -392,8 +393,9 @@ void apply_cache_shape_rules(Context& c, DType row_dtype) {
     c.sizes.cache_head_dim = head_dim(c.cache);
     c.sizes.v_head_dim = v_head_dim(c.cache);
   }
-  m20_cache_dtype(c, row_dtype);
-  m21_cache_v_dtype(c);
+  m20_cache_dtype(c, {"cache.k", &c.cache.k}, row_dtype);
+  if (c.cache.v.dtype != c.cache.k.dtype) m20_cache_dtype(c, {"cache.v", &c.cache.v}, row_dtype);
+  m21_one_dtype_of_shared_bytes(c);
 }
 
 void apply_workspace_rule(Report& report, std::span<const NamedTensor> tensors, std::span<const std::byte> workspace,

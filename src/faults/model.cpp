@@ -88,8 +88,10 @@ double per_head(const Tensor& t, std::int64_t head, double absent) {
 /// the tensors: so what lies in one of them alone is inside only if they have dims of their own, and no fault swaps those.
 template <typename Decode>
 void decode_inside(const Facts& f, Side side, std::span<const std::int64_t> at, Decode&& decode, std::span<double> to) {
+  const Tensor &k = f.cache.k, &v = f.cache.v;
   const std::int64_t own = extent(cache_tensor(f, side));
-  const std::int64_t end = f.has_equal_dims() ? std::min(extent(f.cache.k), extent(f.cache.v)) : own;
+  const std::int64_t bytes = std::min(extent(k) * itemsize(k.dtype), extent(v) * itemsize(v.dtype));
+  const std::int64_t end = f.has_equal_dims() ? bytes / std::max(itemsize(k.dtype), itemsize(v.dtype)) : own;
   bool inside = true;
   for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) return decode(at, to.data());

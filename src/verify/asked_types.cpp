@@ -49,7 +49,7 @@ class Matrix {
     for (const Entry& special : hazard_matrix(/*quick=*/true))
       if (special.special != Special::none) add_special(special);
     for (std::vector<Entry>& more : std::array{far_matrix(asked_, quick_), type_matrix(asked_), row_type_matrix(asked_, quick_),
-                                               token_scale_matrix(asked_, quick_)})
+                                               token_scale_matrix(asked_, quick_), unlike_type_matrix(asked_, quick_)})
       list_.insert(list_.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
     return std::move(list_);
   }
@@ -95,6 +95,7 @@ class Matrix {
       ProblemLine line = special.line;
       line.problem.q_dtype = types[at / dims.size()].query;
       line.problem.kv_dtype = types[at / dims.size()].cache;
+      line.problem.v_dtype = DType::none;
       if (std::optional<ProblemLine> legal = with_head_dim(std::move(line), dims[at % dims.size()]))
         list_.push_back({"hazards", special.name, std::move(*legal), special.special});
     }
@@ -126,6 +127,7 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
   if (!asked.types.empty()) {
     p.q_dtype = asked.types[turn % asked.types.size()].query;
     p.kv_dtype = asked.types[turn % asked.types.size()].cache;
+    p.v_dtype = DType::none;
   }
   if (!asked.head_dims.empty()) remove_own_v(line);
   if (!asked.head_dims.empty())

@@ -62,6 +62,7 @@ Target call(std::string name, AttendCase attend) {
   t.v_head_dim = true;
   t.eight_bit_rows = true;
   t.token_scales = true;
+  t.unlike_types = true;
   t.batch_invariant = true;
   return t;
 }

@@ -187,7 +187,10 @@ void add_cache_cases(Cases& cases) {
     ask_in_fp8(b);
     b.cache.k.dtype = b.cache.v.dtype = DType::f32;
   }));
-  cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k", [](B& b) {
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.v: dtype i32, expected f32, f16, bf16, an fp8 format or i8",
+                               [](B& b) { b.cache.v.dtype = DType::i32; }));
+  cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k, whose memory it shares", [](B& b) {
+    b.cache.v = b.cache.k;
     b.cache.v.dtype = DType::bf16;
     b.depth = Depth::tables;
   }));

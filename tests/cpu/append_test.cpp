@@ -131,6 +131,29 @@ TEST(Append, EveryLayoutTypeAndStride) {
         }
 }
 
+TEST(Append, KAndVOfUnlikeTypes) {
+  const Shape s;
+  for (const auto& [of_k, of_v] : {std::pair{DType::i8, DType::fp8_e4m3fn},
+                                   {DType::fp8_e4m3fn, DType::bf16},
+                                   {DType::f16, DType::fp8_e5m2},
+                                   {DType::fp8_e5m2fnuz, DType::f32}})
+    for (CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed}) {
+      Storage storage;
+      KVCache cache = make_cache(storage, s, of_k, layout, /*gap=*/true);
+      cache.v = make_cache(storage, s, of_v, layout, /*gap=*/false).v;
+      std::vector<float> k_scale(static_cast<std::size_t>(s.heads), 1.0f), v_scale = k_scale;
+      if (is_code(of_k)) k_scale = {0.5f, 3.0f, 0.7f};
+      cache.k_scale = Tensor::contiguous(k_scale.data(), DType::f32, s.heads);
+      const Tensor key = make_rows(storage, s, DType::f32, false, 1), value = make_rows(storage, s, DType::f32, true, 2);
+      std::vector<std::int64_t> slots = shuffled_slots(s);
+      const Status status = append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size()));
+      ASSERT_TRUE(status.ok()) << status.message();
+      SCOPED_TRACE(testing::Message() << name(layout) << " " << name(of_k) << "/" << name(of_v));
+      expect_appended(cache, key, value, slots, s, k_scale, v_scale);
+      EXPECT_EQ(changed_elements(cache, cache.k, true, s, slots) + changed_elements(cache, cache.v, false, s, slots), 0);
+    }
+}
+
 TEST(Append, ScalesPerTensorAndPerHead) {
   const Shape s;
   Storage storage;

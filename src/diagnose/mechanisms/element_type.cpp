@@ -53,22 +53,27 @@ std::vector<Reading> readings(DType stored) {
 }
 
 void propose_readings(const Facts& f, Proposals& list) {
-  for (const Reading& reading : readings(f.cache.k.dtype))
-    for (const Sides sides : kSideSets) {
-      Proposal p{"element_type",
-                 formatted("reads {} as another type", sides.text()),
-                 formatted("as {}", reading.name),
-                 "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
-                 0,
-                 {}};
-      p.plant = [sides, reading](Model& m) {
-        m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
-                                                       double* values) {
-          sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
-        };
+  const DType k = f.cache.k.dtype, v = f.cache.v.dtype;
+  std::vector<std::pair<Reading, Sides>> ways;
+  for (const DType stored : k == v ? std::vector{k} : std::vector{k, v})
+    for (const Reading& reading : readings(stored))
+      for (const Sides sides : kSideSets)
+        if (k == v || (stored == k ? sides.key && !sides.value : sides.value && !sides.key)) ways.emplace_back(reading, sides);
+  for (const auto& [reading, sides] : ways) {
+    Proposal p{"element_type",
+               formatted("reads {} as another type", sides.text()),
+               formatted("as {}", reading.name),
+               "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
+               0,
+               {}};
+    p.plant = [sides, reading](Model& m) {
+      m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
+                                                     double* values) {
+        sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
       };
-      list.push_back(std::move(p));
-    }
+    };
+    list.push_back(std::move(p));
+  }
 }
 
 /// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.

@@ -26,6 +26,12 @@ inline void refuse_unequal_dims(const Problem& problem, Reasons& reasons) {
     reasons.push_back(formatted("dv is {}, expected {} (as d)", problem.out_dim(), problem.head_dim));
 }
 
+/// Tuned kernels have one conversion for K and V.
+inline void refuse_unlike_types(const Problem& problem, Reasons& reasons) {
+  if (!problem.has_equal_types())
+    reasons.push_back(formatted("v is {}, expected {} (as k)", name(problem.value_dtype()), name(problem.kv_dtype)));
+}
+
 /// Kernels whose tiles know one range of keys a row.
 inline void refuse_regions(const Problem& problem, Reasons& reasons) {
   if (problem.has_prefix) reasons.push_back("a prefix is given, expected absent");
