@@ -104,12 +104,15 @@ struct Problem {
   bool has_equal_dims() const noexcept { return out_dim() == head_dim; }
   /// The type of cached values.
   DType value_dtype() const noexcept { return v_dtype == DType::none ? kv_dtype : v_dtype; }
+  /// Whether K or V has 4 bits and block scales. Tuned kernels take none.
+  bool has_block_scales() const noexcept { return is_four_bit(kv_dtype) || is_four_bit(value_dtype()); }
   /// "bf16"; "i8/bf16" of K and V with types of their own, as problem lines have it.
   std::string cache_types() const;
   /// Whether K and V have one type. Tuned kernels ask for it.
   bool has_equal_types() const noexcept { return value_dtype() == kv_dtype; }
-  /// Bytes that the key and the value of one token take in one KV head of the cache; scales of tokens are not counted.
-  std::int64_t kv_bytes() const noexcept { return head_dim * itemsize(kv_dtype) + out_dim() * itemsize(value_dtype()); }
+  /// Bytes that the key and the value of one token take in one KV head of the cache; scales of tokens are not counted, those of
+  /// blocks are.
+  std::int64_t kv_bytes() const noexcept;
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
   std::int64_t max_query_len() const noexcept;  ///< 0 if there are no requests

@@ -20,7 +20,7 @@ ATTRIBUTES = (
     "attention_chunk", "prefix", "spans", "tree", "line",
 )  # fmt: skip
 _COLLECTIONS = (list, tuple, set, frozenset, range)
-_CACHES = ("f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8")
+_CACHES = ("f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8", "nvfp4", "mxfp4")
 _VALUES = {
     "query": ("f32", "f16", "bf16", "fp8_e4m3fn"), "kv": _CACHES, "v": _CACHES, "layout": ("nhd", "hnd", "packed"), "index": ("i32", "i64"),
     "padding": (None, "left", "zero"), "alibi": (False, True), "sinks": (False, True), "lse": (False, True),

@@ -183,6 +183,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.padding = nb::cast<bool>(runner.attr("padding"));
   target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
   target.token_scales = nb::cast<bool>(runner.attr("token_scales"));
+  target.block_scales = nb::cast<bool>(runner.attr("block_scales"));
   target.unlike_types = nb::cast<bool>(runner.attr("unlike_types"));
   target.masks = nb::cast<bool>(runner.attr("masks"));
   target.v_head_dim = nb::cast<bool>(runner.attr("v_head_dim"));

@@ -60,6 +60,18 @@ std::int64_t visible_pairs(const Problem& p, const Request& r) {
 
 }  // namespace
 
+namespace {
+
+std::int64_t bytes_of_row(std::int64_t dims, DType type) noexcept {
+  return is_four_bit(type) ? dims / 2 + dims / block_size(type) : dims * itemsize(type);
+}
+
+}  // namespace
+
+std::int64_t Problem::kv_bytes() const noexcept {
+  return bytes_of_row(head_dim, kv_dtype) + bytes_of_row(out_dim(), value_dtype());
+}
+
 std::string Problem::cache_types() const {
   std::string text(name(kv_dtype));
   if (!has_equal_types()) text.append("/").append(name(value_dtype()));

@@ -55,7 +55,9 @@ constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
                                          {"fp8_e4m3fnuz", DType::fp8_e4m3fnuz},
                                          {"fp8_e5m2", DType::fp8_e5m2},
                                          {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz},
-                                         {"i8", DType::i8}};
+                                         {"i8", DType::i8},
+                                         {"nvfp4", DType::nvfp4},
+                                         {"mxfp4", DType::mxfp4}};
 constexpr Choice<DType> kIndexTypes[] = {{"i32", DType::i32}, {"i64", DType::i64}};
 constexpr Choice<CacheLayout> kLayouts[] = {
     {"nhd", CacheLayout::nhd}, {"hnd", CacheLayout::hnd}, {"packed", CacheLayout::packed}};
@@ -588,6 +590,17 @@ Status check_cache_scales(const Problem& p) {
   return {};
 }
 
+/// Rules Q-M54 and Q-M55.
+Status check_blocks(const Problem& p) {
+  for (const auto& [key, dims, type] : {std::tuple{"d", p.head_dim, p.kv_dtype}, {"dv", p.out_dim(), p.value_dtype()}}) {
+    if (!is_four_bit(type)) continue;
+    if (dims % block_size(type) != 0)
+      return fail(key, formatted("{}", dims), formatted("a multiple of {} with kv={}", block_size(type), p.cache_types()));
+    if (p.layout == CacheLayout::packed) return fail("layout", "packed", formatted("nhd or hnd with kv={}", p.cache_types()));
+  }
+  return {};
+}
+
 /// V can be the leading dims of K's rows.
 Status check_latent(const ProblemLine& line) {
   const Problem& p = line.problem;
@@ -605,6 +618,7 @@ Status check_combinations(const ProblemLine& line) {
   if (Status s = check_row_types(p); !s.ok()) return s;
   if (Status s = check_masks(p); !s.ok()) return s;
   if (Status s = check_cache_scales(p); !s.ok()) return s;
+  if (Status s = check_blocks(p); !s.ok()) return s;
   if ((p.kv_dtype == DType::f32 || p.value_dtype() == DType::f32) && p.q_dtype != DType::f32) {
     return fail("kv", p.cache_types(), formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
   }

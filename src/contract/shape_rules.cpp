@@ -199,6 +199,7 @@ void m17_cache_extents(Context& c) {
 
 void m19_packed_x(Context& c) {
   if (!cache_ranks_ok(c) || c.report.broken(M17) || c.cache.layout != CacheLayout::packed) return;
+  if (is_four_bit(c.cache.k.dtype)) return;  // Q-M55
   const std::int64_t x = packed_x(c.cache.k.dtype);
   if (c.cache.k.shape[4] != x) {
     c.report.add(M19, "cache.k", {}, formatted("last extent {}", c.cache.k.shape[4]),
@@ -212,7 +213,7 @@ void m19_packed_x(Context& c) {
 void m18_cache_v_shape(Context& c) {
   if (!cache_ranks_ok(c) || c.report.broken({M17, M19})) return;
   std::array<std::int64_t, Tensor::kMaxRank> expected = c.cache.k.shape;
-  expected[3] = v_head_dim(c.cache);
+  expected[3] = c.cache.v.shape[3];
   if (c.cache.layout == CacheLayout::packed)
     expected = {num_pages(c.cache), num_kv_heads(c.cache), v_head_dim(c.cache), page_size(c.cache)};
   if (std::equal(expected.begin(), expected.begin() + 4, c.cache.v.shape.begin())) return;
@@ -225,12 +226,12 @@ void m20_cache_dtype(Context& c, const NamedTensor& t, DType row_dtype) {
   const DType dtype = t.tensor->dtype;
   if (descriptor_ok(*t.tensor) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
     return c.report.add(M20, t.name, {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
-  if (!descriptor_ok(*t.tensor) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype)) return;
+  if (!descriptor_ok(*t.tensor) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype) || is_four_bit(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
   const bool f32_too = row_dtype == DType::f32;
   c.report.add(M20, t.name, {}, quoted_dtype(dtype),
-               formatted("{}f16, bf16, an fp8 format or i8{}", f32_too ? "f32, " : "",
+               formatted("{}f16, bf16, an fp8 format, i8, nvfp4 or mxfp4{}", f32_too ? "f32, " : "",
                          row_known && dtype == DType::f32 && !f32_too
                              ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key",
                                          name(row_dtype))

@@ -120,7 +120,7 @@ Suspects type_of_other(const Evidence& e, Side wrong) {
   const Side other = wrong == Side::key ? Side::value : Side::key;
   const DType own = type_of(f, wrong), taken = type_of(f, other);
   if (own == taken) return cannot_show("K and V have one type");
-  if (itemsize(own) != itemsize(taken))
+  if (itemsize(own) != itemsize(taken) || is_four_bit(own) || is_four_bit(taken))
     return cannot_show(formatted("elements of {} and {} have sizes of their own", name_of(own), name_of(taken)));
   if (!any_cached(f)) return cannot_show("no row reads the cache");
   if (wrong == Side::key && !scores_matter(f)) return cannot_show(kOneKey);

@@ -27,7 +27,7 @@ const DeviceCosts* costs_of(const Device& device) {
 
 /// Costs of a list's body on a device; null if it was not measured. Costs of tiles of other sizes do not apply.
 const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
-  if (!problem.has_equal_dims() || !problem.has_equal_types()) return nullptr;
+  if (!problem.has_equal_dims() || !problem.has_equal_types() || problem.has_block_scales()) return nullptr;
   const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {

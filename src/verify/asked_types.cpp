@@ -48,8 +48,9 @@ class Matrix {
     for (const Hazard& hazard : hazards()) add_hazard(hazard);
     for (const Entry& special : hazard_matrix(/*quick=*/true))
       if (special.special != Special::none) add_special(special);
-    for (std::vector<Entry>& more : std::array{far_matrix(asked_, quick_), type_matrix(asked_), row_type_matrix(asked_, quick_),
-                                               token_scale_matrix(asked_, quick_), unlike_type_matrix(asked_, quick_)})
+    for (std::vector<Entry>& more :
+         std::array{far_matrix(asked_, quick_), type_matrix(asked_), row_type_matrix(asked_, quick_),
+                    token_scale_matrix(asked_, quick_), unlike_type_matrix(asked_, quick_), four_bit_matrix(asked_, quick_)})
       list_.insert(list_.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
     return std::move(list_);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caches of i8 and scales of tokens (decision 33), and K and V of types of their own (decision 37), on batches that split keys,
-// fill tiles, merge and mask.
+// Caches of i8 and scales of tokens (decision 33), and K and V of types of their own and nvfp4 and mxfp4 (decision 37), on
+// batches that split keys, fill tiles, merge and mask.
 #include <iterator>
 #include <span>
 
@@ -43,6 +43,23 @@ constexpr const char* kUnlikeShapes[] = {
     "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
     "heads=4:2 d=32 dv=40 page=8 lse=1 reqs=9@20/24,1@33,70@9",
 };
+constexpr const char* kFourBitTypes[] = {
+    "q=bf16 kv=nvfp4 kscale=tensor vscale=head",
+    "q=f16 kv=mxfp4 layout=hnd index=i64",
+    "q=f32 kv=fp8_e4m3fn/nvfp4 kscale=head vscale=tensor",
+    "q=bf16 kv=i8/mxfp4 layout=hnd kscale=token",
+    "q=f32 kv=mxfp4/nvfp4 layout=hnd",
+    "q=bf16 kv=nvfp4/bf16",
+    "q=f16 kv=nvfp4 layout=hnd",
+};
+constexpr const char* kFourBitShapes[] = {
+    "heads=4:2 d=32 page=8 lse=1 reqs=3@20/21,1@30,5",
+    "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200/230",
+    "heads=6:3 d=128 page=5 cap=8 alibi=1 lse=1 reqs=2x1@700,140@90",
+    "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
+    "heads=4:2 d=96 dv=32 page=8 lse=1 reqs=9@20/24,1@33,70@9",
+    "heads=4:2 d=32 page=8 causal=0 share=2 lse=1 reqs=5@20,3:0,40@16",
+};
 constexpr std::size_t kMostQuick = 6;
 
 /// Every type with every shape, or with a few in turns.
@@ -77,6 +94,11 @@ std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick) {
 std::vector<Entry> unlike_type_matrix(const AskedTypes& asked, bool quick) {
   if (!asked.types.empty()) return {};
   return entries_of("UnlikeTypes", kUnlikeTypes, kUnlikeShapes, 9000, asked, quick);
+}
+
+std::vector<Entry> four_bit_matrix(const AskedTypes& asked, bool quick) {
+  if (!asked.types.empty()) return {};
+  return entries_of("FourBits", kFourBitTypes, kFourBitShapes, 10000, asked, quick);
 }
 
 }  // namespace quire::verify_detail

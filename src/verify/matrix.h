@@ -87,6 +87,9 @@ std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick);
 /// Entries with K and V of unlike types, over several shapes. Empty if types are asked for.
 std::vector<Entry> unlike_type_matrix(const AskedTypes& asked, bool quick);
 
+/// Entries with nvfp4 and mxfp4 caches, on one side or on both. Empty if types are asked for.
+std::vector<Entry> four_bit_matrix(const AskedTypes& asked, bool quick);
+
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);
 
@@ -109,6 +112,7 @@ inline void remove_unlike_types(ProblemLine& line) {
   Problem& p = line.problem;
   if (p.has_equal_types()) return;
   p.v_dtype = DType::none;
+  if (is_four_bit(p.kv_dtype)) p.kv_dtype = p.q_dtype;  // V's dims may be no whole blocks
   if (p.kv_dtype == DType::i8 && p.v_scale == ScaleKind::none) p.v_scale = ScaleKind::per_tensor;
   if (!is_code(p.kv_dtype) && p.v_scale == ScaleKind::per_token) p.v_scale = ScaleKind::none;
 }

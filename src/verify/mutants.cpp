@@ -63,6 +63,7 @@ Target call(std::string name, AttendCase attend) {
   t.eight_bit_rows = true;
   t.token_scales = true;
   t.unlike_types = true;
+  t.block_scales = true;
   t.batch_invariant = true;
   return t;
 }

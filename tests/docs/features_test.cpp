@@ -33,6 +33,7 @@ constexpr Feature kFeatures[] = {
     {"scale for each token, fp8 cache", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 kscale=token vscale=token" QUIRE_ROWS},
     {"scale for each token, int8 cache", "q=bf16 kv=i8 heads=32:8 d=128 page=16 kscale=token vscale=token" QUIRE_ROWS},
     {"K and V of unlike types", "q=bf16 kv=fp8_e4m3fn/bf16 heads=32:8 d=128 page=16" QUIRE_ROWS},
+    {"nvfp4 and mxfp4 caches", "q=bf16 kv=nvfp4 heads=32:8 d=128 page=16" QUIRE_ROWS},
     {"int8 cache with other scales", "q=bf16 kv=i8 heads=32:8 d=128 page=16 kscale=head vscale=tensor" QUIRE_ROWS},
     {"fp8 query and output", "q=fp8_e4m3fn kv=fp8_e4m3fn out=fp8_e4m3fn heads=32:8 d=128 page=16 qscale=head" QUIRE_ROWS},
     {"f32 output of a 16-bit query", "q=bf16 out=f32 heads=32:8 d=128 page=16" QUIRE_ROWS},

@@ -151,6 +151,22 @@ inline const std::vector<Geometry>& unlike_type_geometries() {
   return list;
 }
 
+/// Geometries with nvfp4 and mxfp4 caches, for faults that show on no others.
+inline const std::vector<Geometry>& four_bit_geometries() {
+  static const std::vector<Geometry> list = {
+      {"Nvfp4", "q=f32 kv=nvfp4 heads=6:3 d=48 page=8 kscale=head vscale=tensor reqs=9@40,1@70 pages=300 lse=1 seed=60"},
+      {"Mxfp4", "q=bf16 kv=mxfp4 heads=8:2 d=96 page=16 reqs=5@60/63,1@99 pages=300 seed=61"},
+      {"Mxfp4Hnd", "q=f32 kv=mxfp4 heads=4:2 d=64 page=4 layout=hnd reqs=7@30,1@40 pages=300 seed=62"},
+      {"Nvfp4Hnd", "q=f16 kv=nvfp4 heads=4:2 d=64 page=12 layout=hnd vscale=tensor index=i64 reqs=12@50,1@80 pages=300 seed=63"},
+      {"Mxfp4OfValues", "q=f32 kv=i8/mxfp4 heads=4:2 d=64 page=4 kscale=token reqs=7@30,1@40 pages=300 seed=64"},
+      {"Nvfp4OfValues", "q=bf16 kv=fp8_e4m3fn/nvfp4 heads=8:2 d=64 page=16 kscale=head reqs=5@60/63,1@99 pages=300 seed=65"},
+  };
+  return list;
+}
+
+/// Faults of K or V read as the other's type.
+inline bool is_of_unlike_types(std::string_view id) { return id == "v_read_as_type_of_k" || id == "k_read_as_type_of_v"; }
+
 inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
@@ -158,6 +174,7 @@ inline std::vector<Geometry> all_geometries() {
   all.insert(all.end(), shaped_geometries().begin(), shaped_geometries().end());
   all.insert(all.end(), token_scale_geometries().begin(), token_scale_geometries().end());
   all.insert(all.end(), unlike_type_geometries().begin(), unlike_type_geometries().end());
+  all.insert(all.end(), four_bit_geometries().begin(), four_bit_geometries().end());
   return all;
 }
 

@@ -25,6 +25,7 @@ class CacheForms : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(CacheForms, TokenScales) { judge_all(verify_detail::token_scale_matrix({}, /*quick=*/false)); }
+TEST_P(CacheForms, FourBits) { judge_all(verify_detail::four_bit_matrix({}, /*quick=*/false)); }
 TEST_P(CacheForms, UnlikeTypes) { judge_all(verify_detail::unlike_type_matrix({}, /*quick=*/false)); }
 
 INSTANTIATE_TEST_SUITE_P(, CacheForms, testing::ValuesIn(host_kernels()), [](const auto& test) { return test.param; });
