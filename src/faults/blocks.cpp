@@ -6,7 +6,7 @@
 #include <string>
 
 #include "faults/families.h"
-#include "semantics/block_scale.h"
+#include "semantics/fp4.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "faults/visible.h"
-#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
+#include "semantics/fp4.h"
 
 namespace quire::faults_detail {
 namespace {

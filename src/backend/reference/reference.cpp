@@ -16,8 +16,8 @@
 #include "numerics/tolerance.h"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
-#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
+#include "semantics/fp4.h"
 #include "threads/on_threads.h"
 
 namespace quire {
