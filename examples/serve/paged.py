@@ -33,6 +33,11 @@ CACHE_DTYPES = {
 BLOCKS = {"nvfp4": (16, ml_dtypes.float8_e4m3fn), "mxfp4": (32, ml_dtypes.float8_e8m0fnu)}
 
 
+def fits(dtype: str, head_dim: int) -> bool:
+    """Whether rows are whole blocks."""
+    return all(head_dim % BLOCKS[side][0] == 0 for side in dtype.split("/") if side in BLOCKS)
+
+
 def new_side(shape: tuple[int, int, int, int], dtype: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Pages of K or V of one layer, the scales of their tokens and those of their blocks, as far as the type has them."""
     if dtype in BLOCKS:

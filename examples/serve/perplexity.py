@@ -20,6 +20,7 @@ from engine import Engine
 from gguf_file import GgufFile
 from gguf_model import REPOSITORY, fetch_model, load_weights
 from model import Llama
+from paged import fits
 from scheduler import Request
 from tokenizer import Tokenizer
 from workload import read_text
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{len(tokens)} tokens; perplexity of the dense f32 forward {dense:.4f}")
     print(f"{'cache':<28}{'perplexity':>12}{'change':>10}{'same token':>12}{'error/tolerance':>17}{'findings':>10}{'seconds':>9}")
     results = []
-    for dtype in DTYPES:
+    for dtype in (d for d in DTYPES if fits(d, llama.config.head_dim)):
         r = measure(llama, tokens, dtype, best)
         results.append(r)
         change = f"{100 * (r['perplexity'] / dense - 1):+.3f} %"

@@ -239,9 +239,12 @@ void add_formats(std::vector<Fault>& list) {
   add("fp8_saturated_at_240", "cuts fp8_e4m3fn values at 240, the largest of e4m3fnuz", "", kName, saturated);
   add("f16_bf16_confused", "reads f16 codes as bf16, or the reverse", "", "pass the cache's type, not the query's", other_half);
   const char* const kTypes = "pass the type of each side; K and V may have types of their own";
-  add("v_read_as_type_of_k", "reads values as the type of keys", "", kTypes, values_as_keys);
-  add("k_read_as_type_of_v", "reads keys as the type of values", "", kTypes, keys_as_values);
   add("sign_lost", "loses the sign of cached values", "", "look at the bit mask of the conversion", sign_lost);
+  const auto add_of_types = [&](const char* id, const char* text, Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "unlike_types", text, "", kTypes}, Rank::mistake, suspects});
+  };
+  add_of_types("v_read_as_type_of_k", "reads values as the type of keys", values_as_keys);
+  add_of_types("k_read_as_type_of_v", "reads keys as the type of values", keys_as_values);
 }
 
 }  // namespace quire::faults_detail

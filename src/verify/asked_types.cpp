@@ -137,10 +137,16 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
 }
 
 Status check_asked(const AskedTypes& asked) {
-  for (const TypePair& t : asked.types)
+  for (const TypePair& t : asked.types) {
+    if (is_four_bit(t.cache))  // most hazards have head_dims that are no whole blocks
+      return {Code::invalid_argument,
+              formatted("types {}:{}: expected a cache of 8 bits or more; without types, the hazards have "
+                        "nvfp4 and mxfp4",
+                        name(t.query), name(t.cache))};
     if (const auto line = parse_problem_line(formatted("q={} kv={} heads=1 d=16 page=16 reqs=1", name(t.query), name(t.cache)));
         !line.ok())
       return {Code::invalid_argument, formatted("types {}:{}: {}", name(t.query), name(t.cache), line.status().message())};
+  }
   for (const std::int64_t d : asked.head_dims)
     if (const auto line = parse_problem_line(formatted("q=f32 heads=1 d={} page=16 reqs=1", d)); !line.ok())
       return {Code::invalid_argument, formatted("head_dim {}: {}", d, line.status().message())};

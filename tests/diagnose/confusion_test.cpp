@@ -78,7 +78,7 @@ const std::vector<Trial>& trials() {
                                           : fault.family == "head_dims"    ? own_v_geometries()
                                           : fault.family == "token_scales" ? token_scale_geometries()
                                           : fault.family == "block_scales" ? four_bit_geometries()
-                                          : is_of_unlike_types(fault.id)   ? unlike_type_geometries()
+                                          : fault.family == "unlike_types" ? unlike_type_geometries()
                                           : fault.family == "shapes"       ? shaped_geometries()
                                                                            : geometries();
       for (std::size_t i = 0; i < some.size() && shown < kGeometries; ++i) {

@@ -164,9 +164,6 @@ inline const std::vector<Geometry>& four_bit_geometries() {
   return list;
 }
 
-/// Faults of K or V read as the other's type.
-inline bool is_of_unlike_types(std::string_view id) { return id == "v_read_as_type_of_k" || id == "k_read_as_type_of_v"; }
-
 inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());

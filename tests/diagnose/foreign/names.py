@@ -84,7 +84,7 @@ CATALOGUE = {
     "factor_scores": "k_scale_dropped scales_swapped scale_of_first_head scales_inverted scales_applied_twice scales_on_new_rows "
                      "scale_from_query_heads scale_ignored scale_missing scale_applied_twice scale_inverted "
                      "scale_from_padded_head_dim scale_from_v_head_dim qk_ignored exp2_without_log2e log2e_without_exp2",
-    "element_type": "fp8_fn_fnuz_confused fp8_e4m3_e5m2_confused fp8_codes_as_integers f16_bf16_confused sign_lost",
+    "element_type": "v_read_as_type_of_k k_read_as_type_of_v fp8_fn_fnuz_confused fp8_e4m3_e5m2_confused fp8_codes_as_integers f16_bf16_confused sign_lost",
     "rounded": "fp8_subnormals_flushed fp8_saturated_at_240 query_rounded_to_fp8 scores_rounded_to_bf16 weights_rounded_to_fp8 "
                "alibi_bias_in_bf16",
     "soft_cap": "soft_cap_ignored soft_cap_clips soft_cap_not_multiplied_back soft_cap_before_scale soft_cap_after_alibi",
