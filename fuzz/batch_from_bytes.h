@@ -132,7 +132,7 @@ class Workshop {
       case 0: t.rank = static_cast<int>(in.nasty()); break;
       case 1: t.shape[dim] = in.nasty(); break;
       case 2: t.stride[dim] = in.nasty(); break;
-      case 3: t.dtype = static_cast<DType>(in.below(12)); break;
+      case 3: t.dtype = static_cast<DType>(in.below(15)); break;
       case 4: t.memory = static_cast<Memory>(in.below(4)); break;
       case 5: draft.null_data = true; break;
       case 6: draft.misaligned = true; break;
@@ -193,7 +193,9 @@ class Workshop {
         static_cast<std::int64_t*>(t.data)[offset] = value;
       } else if (t.dtype == DType::i32) {
         static_cast<std::int32_t*>(t.data)[offset] = static_cast<std::int32_t>(value);
-      } else if (t.dtype == DType::u8) {
+      } else if (is_four_bit(t.dtype)) {
+        static_cast<std::uint8_t*>(t.data)[offset] = static_cast<std::uint8_t>(37 * n + static_cast<std::int64_t>(seed));
+      } else if (t.dtype == DType::u8 || (itemsize(t.dtype) == 1 && !draft.values.empty())) {
         static_cast<std::uint8_t*>(t.data)[offset] = static_cast<std::uint8_t>(value);
       } else {
         semantics::store(t.data, t.dtype, offset, roughly_normal(static_cast<std::uint64_t>(n) << 8 | seed));
@@ -249,6 +251,11 @@ class FuzzBatch {
     if (cache.layout == CacheLayout::packed) dim_ = (dim_ + packed_x(kv_) - 1) / packed_x(kv_) * packed_x(kv_);
     v_dim_ = in.chance(3) ? in.pick(kDims) : dim_;
     latent_ = cache.layout != CacheLayout::packed && v_dim_ <= dim_ && in.chance(4);
+    v_ = !latent_ && in.chance(5) ? in.pick(kCaches) : kv_;
+    if (latent_ || cache.layout == CacheLayout::packed || !in.chance(6)) return;
+    v_ = in.chance(2) ? DType::nvfp4 : DType::mxfp4;
+    v_dim_ = 32;  // whole blocks of both
+    if (in.chance(2)) kv_ = in.chance(2) ? DType::nvfp4 : DType::mxfp4, dim_ = 32;
   }
 
   void tensors(Bytes& in) {
@@ -356,18 +363,21 @@ class FuzzBatch {
   }
 
   void cache_tensors() {
+    const std::int64_t k_dims = is_four_bit(kv_) ? dim_ / 2 : dim_, v_dims = is_four_bit(v_) ? v_dim_ / 2 : v_dim_;
+    block_scales(cache.k_block_scale, kv_, dim_);
+    block_scales(cache.v_block_scale, v_, v_dim_);
     switch (cache.layout) {
       case CacheLayout::nhd:
-        workshop_.add(cache.k, kv_, {num_pages_, page_size_, kv_heads_, dim_});
-        workshop_.add(cache.v, kv_, {num_pages_, page_size_, kv_heads_, v_dim_});
+        workshop_.add(cache.k, kv_, {num_pages_, page_size_, kv_heads_, k_dims});
+        workshop_.add(cache.v, v_, {num_pages_, page_size_, kv_heads_, v_dims});
         break;
       case CacheLayout::hnd:
-        workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, page_size_, dim_});
-        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, page_size_, v_dim_});
+        workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, page_size_, k_dims});
+        workshop_.add(cache.v, v_, {num_pages_, kv_heads_, page_size_, v_dims});
         break;
       case CacheLayout::packed:
         workshop_.add(cache.k, kv_, {num_pages_, kv_heads_, dim_ / packed_x(kv_), page_size_, packed_x(kv_)});
-        workshop_.add(cache.v, kv_, {num_pages_, kv_heads_, v_dim_, page_size_});
+        workshop_.add(cache.v, v_, {num_pages_, kv_heads_, v_dim_, page_size_});
         break;
     }
     if (!latent_) return;
@@ -400,6 +410,14 @@ class FuzzBatch {
       options.logits_soft_cap = semantics::bits_to_float(static_cast<std::uint32_t>(in.raw()));
       tame_values = false;
     }
+  }
+
+  /// Scales between 1/8 and 2, as codes.
+  void block_scales(Tensor& scales, DType cached, std::int64_t dims) {
+    if (!is_four_bit(cached)) return;
+    const std::vector<std::int64_t> codes = cached == DType::nvfp4 ? std::vector<std::int64_t>{0x38, 0x20, 0x3C, 0x40}
+                                                                   : std::vector<std::int64_t>{127, 124, 128, 126};
+    workshop_.add(scales, block_scale_type(cached), {num_pages_, page_size_, kv_heads_, dims / block_size(cached)}, codes);
   }
 
   void scales(Bytes& in) {
@@ -438,10 +456,11 @@ class FuzzBatch {
     for (const Tensor* side : {&cache.k, &cache.v}) {
       if (!contract::strides_nest(*side)) return false;
       for (const Tensor* other :
-           {&batch.query,     &batch.query_start_loc, &batch.seq_lens,     &batch.block_table, &batch.cached_lens,
-            &batch.key,       &batch.value,           &batch.slot_mapping, &batch.request_ids, &batch.causal,
-            &batch.q_begin,   &batch.key_begin,       &batch.spans,        &batch.prefix_lens, &batch.tree_mask,
-            &batch.tree_lens, &options.alibi_slopes,  &options.sinks,      &cache.k_scale,     &cache.v_scale})
+           {&batch.query,         &batch.query_start_loc, &batch.seq_lens,     &batch.block_table, &batch.cached_lens,
+            &batch.key,           &batch.value,           &batch.slot_mapping, &batch.request_ids, &batch.causal,
+            &batch.q_begin,       &batch.key_begin,       &batch.spans,        &batch.prefix_lens, &batch.tree_mask,
+            &batch.tree_lens,     &options.alibi_slopes,  &options.sinks,      &cache.k_scale,     &cache.v_scale,
+            &cache.k_block_scale, &cache.v_block_scale})
         if (other->present() && contract::may_overlap(*side, *other)) return false;
     }
     return !contract::may_overlap(cache.k, cache.v);
@@ -449,9 +468,10 @@ class FuzzBatch {
 
   void poison(std::int64_t slot) {
     const std::int64_t page = slot / quire::page_size(cache), offset = slot % quire::page_size(cache);
-    const auto size = static_cast<std::size_t>(itemsize(cache.k.dtype));
     for (const auto& [tensor, strides] :
          {std::pair{&cache.k, semantics::k_strides(cache)}, std::pair{&cache.v, semantics::v_strides(cache)}}) {
+      const auto size = static_cast<std::size_t>(itemsize(tensor->dtype));
+      if (is_four_bit(tensor->dtype)) continue;  // a row's bytes hold whole codes: blocks and their scales stay as they are
       const std::int64_t dims = tensor == &cache.k ? quire::head_dim(cache) : quire::v_head_dim(cache);
       for (std::int64_t head = 0; head < quire::num_kv_heads(cache); ++head)
         for (std::int64_t d = 0; d < dims; ++d)
@@ -462,7 +482,7 @@ class FuzzBatch {
   }
 
   std::int64_t num_reqs_ = 0, kv_heads_ = 1, group_ = 1, dim_ = 1, v_dim_ = 1, page_size_ = 1, num_pages_ = 1;
-  DType q_ = DType::f32, kv_ = DType::f32;
+  DType q_ = DType::f32, kv_ = DType::f32, v_ = DType::f32;  ///< v_: of cached values
   std::array<float, 4> scale_values_{1.0f, 1.0f, 1.0f, 1.0f};
   bool latent_ = false;  ///< V lies in K's rows
   Workshop workshop_;

@@ -29,11 +29,27 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   }
   quire::Case& it = c.value();
-  for (const quire::Tensor* t :
-       {&it.batch.query, &it.batch.output, &it.batch.query_start_loc, &it.batch.seq_lens, &it.batch.block_table,
-        &it.batch.cached_lens, &it.batch.key, &it.batch.value, &it.batch.slot_mapping, &it.batch.lse, &it.batch.request_ids,
-        &it.cache.k, &it.cache.v, &it.cache.k_scale, &it.cache.v_scale, &it.options.alibi_slopes, &it.options.sinks, &it.observed,
-        &it.observed_lse})
+  for (const quire::Tensor* t : {&it.batch.query,
+                                 &it.batch.output,
+                                 &it.batch.query_start_loc,
+                                 &it.batch.seq_lens,
+                                 &it.batch.block_table,
+                                 &it.batch.cached_lens,
+                                 &it.batch.key,
+                                 &it.batch.value,
+                                 &it.batch.slot_mapping,
+                                 &it.batch.lse,
+                                 &it.batch.request_ids,
+                                 &it.cache.k,
+                                 &it.cache.v,
+                                 &it.cache.k_scale,
+                                 &it.cache.v_scale,
+                                 &it.cache.k_block_scale,
+                                 &it.cache.v_block_scale,
+                                 &it.options.alibi_slopes,
+                                 &it.options.sinks,
+                                 &it.observed,
+                                 &it.observed_lse})
     touch(*t);
   (void)quire::check(it.batch, it.cache, it.options, quire::Depth::contents);
   if (!quire::poison_case(it, quire::PoisonKind::finite_garbage).ok()) return 0;

@@ -25,16 +25,38 @@ CACHE_DTYPES = {
     "fp8_e5m2": ml_dtypes.float8_e5m2,
     "fp8_per_token_head": ml_dtypes.float8_e4m3fn,
     "int8_per_token_head": np.int8,
+    "nvfp4": np.uint8,
+    "mxfp4": np.uint8,
+    "int8_per_token_head/nvfp4": np.int8,
+    "int8_per_token_head/mxfp4": np.int8,
 }
+BLOCKS = {"nvfp4": (16, ml_dtypes.float8_e4m3fn), "mxfp4": (32, ml_dtypes.float8_e8m0fnu)}
+
+
+def fits(dtype: str, head_dim: int) -> bool:
+    """Whether rows are whole blocks."""
+    return all(head_dim % BLOCKS[side][0] == 0 for side in dtype.split("/") if side in BLOCKS)
+
+
+def new_side(shape: tuple[int, int, int, int], dtype: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Pages of K or V of one layer, the scales of their tokens and those of their blocks, as far as the type has them."""
+    if dtype in BLOCKS:
+        size, scale = BLOCKS[dtype]
+        blocks = np.full((*shape[:3], shape[3] // size), 0xFF, np.uint8).view(scale)  # NaN: not written
+        return np.zeros((*shape[:3], shape[3] // 2), np.uint8), None, blocks
+    kind = np.dtype(CACHE_DTYPES[dtype])
+    scales = np.full(shape[:3], np.nan, np.float32) if dtype.endswith("_per_token_head") else None
+    return np.full(shape, -128 if kind == np.int8 else np.nan, kind), scales, None
 
 
 def new_cache(shape: tuple[int, int, int, int], dtype: str) -> quire.KVCache:
-    """Pages of one layer, [num_pages, page_size, num_kv_heads, head_dim], and the scales of their tokens if these have their own."""
-    kind = np.dtype(CACHE_DTYPES[dtype])
-    scales = [np.full(shape[:3], np.nan, np.float32) if dtype.endswith("_per_token_head") else None for _ in "kv"]
-    unwritten = -128 if kind == np.int8 else np.nan
+    """Pages of one layer, [num_pages, page_size, num_kv_heads, head_dim], with their scales. dtype: of K and V, or "K/V"."""
+    of_k, _, of_v = dtype.partition("/")
+    of_v = of_v or of_k
+    (k, k_scale, k_blocks), (v, v_scale, v_blocks) = new_side(shape, of_k), new_side(shape, of_v)
     return quire.KVCache(
-        np.full(shape, unwritten, kind), np.full(shape, unwritten, kind), layout="nhd", k_scale=scales[0], v_scale=scales[1]
+        k, v, layout="nhd", k_scale=k_scale, v_scale=v_scale, k_block_scale=k_blocks, v_block_scale=v_blocks,
+        dtype=of_k if of_k in BLOCKS else None, v_dtype=of_v if of_v in BLOCKS else None,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a narrow cache costs: perplexity of a fixed real text with f32, bf16, fp8 and int8 pages, against a dense forward in f32.
+"""What a narrow cache costs: perplexity of a fixed real text with pages of f32 to 4 bits, against a dense forward in f32.
 
 Perplexity is exp of the mean negative log-likelihood of each next token. The text goes through the paged cache in chunks, so
 every token attends to stored, rounded K and V. Every step is checked, and every fourth compared with the fp64 reference.
@@ -20,11 +20,13 @@ from engine import Engine
 from gguf_file import GgufFile
 from gguf_model import REPOSITORY, fetch_model, load_weights
 from model import Llama
+from paged import fits
 from scheduler import Request
 from tokenizer import Tokenizer
 from workload import read_text
 
-DTYPES = ("f32", "bf16", "fp8_e4m3fn", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head")
+DTYPES = ("f32", "bf16", "fp8_e4m3fn", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head",
+          "nvfp4", "mxfp4", "int8_per_token_head/nvfp4", "int8_per_token_head/mxfp4")
 
 
 def log_likelihoods(logits: np.ndarray, next_tokens: np.ndarray) -> np.ndarray:
@@ -85,14 +87,14 @@ def main(argv: list[str] | None = None) -> int:
     dense = float(np.exp(-log_likelihoods(logits[:-1], np.array(tokens[1:])).mean()))
     del logits
     print(f"{len(tokens)} tokens; perplexity of the dense f32 forward {dense:.4f}")
-    print(f"{'cache':<20}{'perplexity':>12}{'change':>10}{'same token':>12}{'error/tolerance':>17}{'findings':>10}{'seconds':>9}")
+    print(f"{'cache':<28}{'perplexity':>12}{'change':>10}{'same token':>12}{'error/tolerance':>17}{'findings':>10}{'seconds':>9}")
     results = []
-    for dtype in DTYPES:
+    for dtype in (d for d in DTYPES if fits(d, llama.config.head_dim)):
         r = measure(llama, tokens, dtype, best)
         results.append(r)
         change = f"{100 * (r['perplexity'] / dense - 1):+.3f} %"
         print(
-            f"{dtype:<20}{r['perplexity']:>12.4f}{change:>10}{100 * r['same_top_token']:>10.1f} %"
+            f"{dtype:<28}{r['perplexity']:>12.4f}{change:>10}{100 * r['same_top_token']:>10.1f} %"
             f"{r['worst_error_over_tolerance']:>17.3g}{r['findings']:>10}{r['seconds']:>9.1f}",
             flush=True,
         )

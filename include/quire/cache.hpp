@@ -23,8 +23,8 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  //
 /// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. k and v may also be views of
 /// the same bytes (MLA: v is the first dims of k): attend() reads such a cache, append() refuses it (Q-S07).
 struct KVCache {
-  Tensor k{};  ///< f32, f16, bf16, an fp8 format or i8; shape by layout
-  Tensor v{};  ///< dtype and sizes of k, except the head_dim: values and output have v_head_dim
+  Tensor k{};  ///< f32, f16, bf16, an fp8 format, i8, nvfp4 or mxfp4; shape by layout; head_dim / 2 bytes of 4-bit types
+  Tensor v{};  ///< as k, with a dtype of its own; sizes of k, except the head_dim: values and output have v_head_dim
   CacheLayout layout = CacheLayout::nhd;
   /// f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 (never beside i8); finite and > 0.
   ///
@@ -35,6 +35,15 @@ struct KVCache {
   /// A row with a NaN or an infinity has the scale NaN. Scales of slots that no row sees are never read.
   Tensor k_scale{};
   Tensor v_scale{};  ///< as k_scale, for v
+  /// Of nvfp4 (fp8_e4m3fn, a scale for 16 dims) and mxfp4 (fp8_e8m0, a scale for 32) alone, and there required:
+  /// [num_pages, page_size, num_kv_heads, head_dim / block], whatever the layout, with any strides. Such caches are nhd or hnd.
+  /// Real value = code * block scale * k_scale. append() writes block scales, of y = x / k_scale in f32:
+  ///     nvfp4:  block scale = e4m3fn(max |y| / 6)                       stored = e2m1(y / block scale), 0 if the scale is 0
+  ///     mxfp4:  block scale = 2^max(floor(log2(max |y|)) - 2, -127)     stored = e2m1(y / block scale)
+  /// max is over the dims of a block; e4m3fn() and e2m1() round to nearest even, and 448 or 6 stand for what is beyond. A block
+  /// with a NaN or an infinity has the scale NaN. Scales of slots that no row sees are never read.
+  Tensor k_block_scale{};
+  Tensor v_block_scale{};  ///< as k_block_scale, for v
 };
 
 /// Sizes read from the shape of `cache.k` by layout; v_head_dim from that of `cache.v`. Meaningful only if rule Q-M06 holds

@@ -59,7 +59,7 @@ enum class ScaleKind : std::int32_t {
 /// Everything that planning depends on: types, sizes, options, lengths; no pointers, no data.
 struct Problem {
   DType q_dtype = DType::bf16;
-  DType kv_dtype = DType::bf16;
+  DType kv_dtype = DType::bf16;  ///< type of cached keys, and of values if v_dtype is none
   std::int64_t num_q_heads = 1;
   std::int64_t num_kv_heads = 1;
   std::int64_t head_dim = 64;
@@ -84,6 +84,7 @@ struct Problem {
   bool has_q_begin = false;     ///< Batch::q_begin is given
   bool has_key_begin = false;   ///< Batch::key_begin is given
   std::int64_t v_head_dim = 0;  ///< head_dim of values and output; 0 = head_dim of keys
+  DType v_dtype = DType::none;  ///< type of cached values; none = kv_dtype
   std::optional<std::int64_t> attention_chunk;
   std::int64_t prefix_len = 0;       ///< Options::prefix_len
   bool has_prefix = false;           ///< Options::prefix_len or Batch::prefix_lens is given
@@ -101,6 +102,17 @@ struct Problem {
   std::int64_t out_dim() const noexcept { return v_head_dim == 0 ? head_dim : v_head_dim; }
   /// Whether K and V have one head_dim. Tuned kernels ask for it.
   bool has_equal_dims() const noexcept { return out_dim() == head_dim; }
+  /// The type of cached values.
+  DType value_dtype() const noexcept { return v_dtype == DType::none ? kv_dtype : v_dtype; }
+  /// Whether K or V has 4 bits and block scales. Tuned kernels take none.
+  bool has_block_scales() const noexcept { return is_four_bit(kv_dtype) || is_four_bit(value_dtype()); }
+  /// "bf16"; "i8/bf16" of K and V with types of their own, as problem lines have it.
+  std::string cache_types() const;
+  /// Whether K and V have one type. Tuned kernels ask for it.
+  bool has_equal_types() const noexcept { return value_dtype() == kv_dtype; }
+  /// Bytes that the key and the value of one token take in one KV head of the cache; scales of tokens are not counted, those of
+  /// blocks are.
+  std::int64_t kv_bytes() const noexcept;
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
   std::int64_t max_query_len() const noexcept;  ///< 0 if there are no requests

@@ -71,8 +71,11 @@ enum {
   QUIRE_FP8_E5M2FNUZ = 7,
   QUIRE_I32 = 8,
   QUIRE_I64 = 9,
-  QUIRE_U8 = 10, /* flags, 0 or 1 */
-  QUIRE_I8 = 11  /* codes of a cache with scales */
+  QUIRE_U8 = 10,      /* flags, 0 or 1 */
+  QUIRE_I8 = 11,      /* codes of a cache with scales */
+  QUIRE_NVFP4 = 12,   /* two e2m1 codes of a cache in a byte, with fp8_e4m3fn scales of 16 dims */
+  QUIRE_MXFP4 = 13,   /* likewise, with fp8_e8m0 scales of 32 dims */
+  QUIRE_FP8_E8M0 = 14 /* scales 2^(code - 127) */
 };
 
 typedef int32_t quire_memory;
@@ -145,13 +148,17 @@ typedef struct quire_batch {
 typedef struct quire_cache {
   size_t struct_size; /* QUIRE_CACHE_INIT */
   quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
-  quire_tensor v;     /* dtype and sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
+  quire_tensor v;     /* as k, of its own dtype; sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
   quire_layout layout;
   int32_t reserved; /* zero */
   /* Optional f32 scalar, [1], [num_kv_heads], or [num_pages, page_size, num_kv_heads] of an 8-bit cache, which quire_append
    * writes; real value = stored value * scale; absent = 1. An i8 cache has both scales. */
   quire_tensor k_scale;
   quire_tensor v_scale; /* as k_scale, for v */
+  /* Of nvfp4 (fp8_e4m3fn, 16 dims) and mxfp4 (fp8_e8m0, 32 dims) alone: [num_pages, page_size, num_kv_heads, head_dim / block],
+   * which quire_append writes; real value = code * block scale * k_scale. */
+  quire_tensor k_block_scale;
+  quire_tensor v_block_scale; /* as k_block_scale, for v */
 } quire_cache;
 
 /* Score options (Options in batch.hpp). A value counts only if its has_ flag is 1; a flag other than 0 or 1 is refused. */

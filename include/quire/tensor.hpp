@@ -26,6 +26,11 @@ enum class DType : std::int32_t {
   i64 = 9,
   u8 = 10,  ///< 0 or 1: flags (numpy and torch bool)
   i8 = 11,  ///< codes -128 to 127 of a cache, whose scales make them real values
+  /// A byte with the e2m1 codes (0, 0.5, 1, 1.5, 2, 3, 4, 6, and a sign) of two dims of a cache, the even one in the low bits. 16
+  /// dims share an fp8_e4m3fn scale.
+  nvfp4 = 12,
+  mxfp4 = 13,     ///< likewise; 32 dims share an fp8_e8m0 scale (OCP Microscaling Formats v1.0)
+  fp8_e8m0 = 14,  ///< scales 2^(code - 127) of mxfp4 blocks; NaN 0xFF
 };
 
 /// Canonical name ("bf16", "fp8_e4m3fn", "i64", ...); "none" for DType::none.
@@ -37,10 +42,17 @@ std::int64_t itemsize(DType dtype) noexcept;
 bool is_fp8(DType dtype) noexcept;  ///< one of the four fp8 formats
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
-/// A type whose elements a cache may hold: floating, or i8.
+/// A type that K or V of a cache may have: floating, i8, nvfp4 or mxfp4.
 bool is_cached(DType dtype) noexcept;
 /// A type of 8-bit codes that a cache may hold: an fp8 format, or i8.
 bool is_code(DType dtype) noexcept;
+
+/// nvfp4 or mxfp4: an element of a tensor is a byte, and holds two dims.
+bool is_four_bit(DType dtype) noexcept;
+/// Dims that share a block scale: 16 of nvfp4, 32 of mxfp4; 0 of other types.
+std::int64_t block_size(DType dtype) noexcept;
+/// The type of block scales: fp8_e4m3fn of nvfp4, fp8_e8m0 of mxfp4; none of other types.
+DType block_scale_type(DType dtype) noexcept;
 
 /// Memory that holds a tensor's bytes.
 enum class Memory : std::int32_t { cpu = 0, cuda = 1, hip = 2 };

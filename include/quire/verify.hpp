@@ -35,6 +35,8 @@ struct Target {
   bool masks = false;       ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
   bool v_head_dim = false;  ///< takes a V of another head_dim than K's, also as a part of K's rows; otherwise no matrix has one
   bool token_scales = false;     ///< takes caches of i8, and scales of tokens; otherwise no matrix has them
+  bool unlike_types = false;     ///< takes a V of another type than K's; otherwise no matrix has one
+  bool block_scales = false;     ///< takes nvfp4 and mxfp4 caches; otherwise no matrix has them
   bool eight_bit_rows = false;   ///< takes queries and outputs of fp8_e4m3fn with scales; otherwise no matrix has them
   bool batch_invariant = false;  ///< a request has the same bits alone, in a batch and in chunks (alone, chunks)
   /// Rounds softmax weights to the type of the query before their product with V; tolerance: allow_rounded_weights().

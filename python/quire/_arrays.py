@@ -19,6 +19,7 @@ _ML_DTYPES = {
     "fp8_e4m3fnuz": "float8_e4m3fnuz",
     "fp8_e5m2": "float8_e5m2",
     "fp8_e5m2fnuz": "float8_e5m2fnuz",
+    "fp8_e8m0": "float8_e8m0fnu",
 }
 
 

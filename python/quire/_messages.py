@@ -27,6 +27,7 @@ FLOATING_DTYPES = {
     "float8_e4m3fnuz": "fp8_e4m3fnuz",
     "float8_e5m2": "fp8_e5m2",
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
+    "float8_e8m0fnu": "fp8_e8m0",
 }
 DTYPES = {**FLOATING_DTYPES, "int8": "i8", "int32": "i32", "int64": "i64"}
 

@@ -60,7 +60,8 @@ class Part:
         mine, kv = slice(kv_head * group, (kv_head + 1) * group), slice(kv_head, kv_head + 1)
         pick = (slice(None),) * {"nhd": 2, "hnd": 1, "packed": 1}[c.layout] + (kv,)
         k_scale, v_scale = (_scale_of(s, kv) for s in (c.k_scale, c.v_scale))
-        cache = _quire.KVCache(_bits(c.k, "k", c.dtype)[pick], _bits(c.v, "v", c.dtype)[pick], c.layout, k_scale, v_scale, c.dtype)
+        cache = _quire.KVCache(_bits(c.k, "k", c.dtype)[pick], _bits(c.v, "v", c.v_dtype)[pick], c.layout, k_scale, v_scale, c.dtype, v_dtype=c.v_dtype,
+                               **{name: array[:, :, kv] for name in ("k_block_scale", "v_block_scale") if (array := getattr(c, name)) is not None})
         key, value = (_optional(a, "key", b.dtype) for a in (b.key, b.value))
         batch = _quire.Batch(
             query=_bits(b.query, "query", b.dtype)[:, mine],

@@ -14,15 +14,15 @@ __all__ = ["ATTRIBUTES", "TypePairs", "as_function", "type_pairs"]
 TypePairs = Iterable[Union[str, tuple[str, str]]]
 
 ATTRIBUTES = (
-    "query", "kv", "layout", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "reqs", "sliding_window", "logits_soft_cap",
+    "query", "kv", "v", "layout", "num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "latent", "page_size", "reqs", "sliding_window", "logits_soft_cap",
     "softmax_scale", "alibi", "sinks", "lse", "k_scale", "v_scale", "index", "padding",
     "num_padding_rows", "shared_pages", "causal", "q_begin", "key_begin", "window_right",
     "attention_chunk", "prefix", "spans", "tree", "line",
 )  # fmt: skip
 _COLLECTIONS = (list, tuple, set, frozenset, range)
-_CACHES = ("f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8")
+_CACHES = ("f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8", "nvfp4", "mxfp4")
 _VALUES = {
-    "query": ("f32", "f16", "bf16", "fp8_e4m3fn"), "kv": _CACHES, "layout": ("nhd", "hnd", "packed"), "index": ("i32", "i64"),
+    "query": ("f32", "f16", "bf16", "fp8_e4m3fn"), "kv": _CACHES, "v": _CACHES, "layout": ("nhd", "hnd", "packed"), "index": ("i32", "i64"),
     "padding": (None, "left", "zero"), "alibi": (False, True), "sinks": (False, True), "lse": (False, True),
     "causal": (False, True), "q_begin": (False, True), "key_begin": (False, True), "prefix": (False, True), "spans": (False, True),
     "tree": (False, True),

@@ -42,6 +42,7 @@ constexpr NameRow kNames[] = {
     {"float8_e4m3fnuz", DType::fp8_e4m3fnuz},
     {"float8_e5m2", DType::fp8_e5m2},
     {"float8_e5m2fnuz", DType::fp8_e5m2fnuz},
+    {"float8_e8m0fnu", DType::fp8_e8m0},
     {"int32", DType::i32},
     {"int64", DType::i64},
 };

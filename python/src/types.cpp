@@ -72,6 +72,8 @@ std::string describe(const PyCache& cache) {
                      ", layout=" + std::string(quire::name(cache.views().layout));
   if (cache.k_scale()) text += ", k_scale=" + quire::to_string(cache.k_scale().view);
   if (cache.v_scale()) text += ", v_scale=" + quire::to_string(cache.v_scale().view);
+  if (cache.k_block_scale()) text += ", k_block_scale=" + quire::to_string(cache.k_block_scale().view);
+  if (cache.v_block_scale()) text += ", v_block_scale=" + quire::to_string(cache.v_block_scale().view);
   return text + ")";
 }
 
@@ -161,7 +163,7 @@ Shapes and values are judged by check(), plan() and attend().)";
 constexpr const char* kCacheDoc = R"(A view of one layer's paged KV cache. A slot is page * page_size + offset.
 
 Arguments:
-    k, v: arrays of f32, f16, bf16, an fp8 type or int8, shaped by layout (in any case); any strides; may interleave in one allocation.
+    k, v: arrays of f32, f16, bf16, an fp8 type or int8, each of its own type, shaped by layout (in any case); any strides; may interleave in one allocation.
         "nhd"     [num_pages, page_size, num_kv_heads, head_dim]
         "hnd"     [num_pages, num_kv_heads, page_size, head_dim]
         "packed"  k [num_pages, num_kv_heads, head_dim / x, page_size, x], v [num_pages, num_kv_heads, head_dim, page_size],
@@ -171,8 +173,12 @@ Arguments:
     k_scale, v_scale: a number, a list of them, or f32 [1] or [num_kv_heads]; real value = stored value * scale; None = 1 (int8 has no None).
         A cache of 8 bits may have a scale for each token and KV head: f32 [num_pages, page_size, num_kv_heads], whatever the layout, any
         strides. append() writes it: scale = max(max |row| / L, 2^-126), L = 127 (int8), 448, 240 or 57344, the largest code of the type.
-    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16", "i8";
-        NumPy's and torch's names and dtype objects do, too.
+    dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16", "i8",
+        "nvfp4", "mxfp4" (two 4-bit codes in a byte: [..., head_dim / 2], the even dim in the low bits; "nhd" and "hnd" alone); NumPy's and torch's names and dtype objects do, too.
+    v_dtype: the same for v, if it has a type of its own; None = dtype.
+    k_block_scale, v_block_scale: of nvfp4 (float8_e4m3fn, or its bytes, one for 16 dims) and mxfp4 (float8_e8m0fnu, or its bytes, one
+        for 32): [num_pages, page_size, num_kv_heads, head_dim / block], whatever the layout, any strides. append() writes them.
+        Real value = code * block scale * k_scale.
 
 Read-only arrays are fine for attention; append() refuses them.
 
@@ -392,9 +398,23 @@ ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside
 }
 
 void check_scale_writable(const ArrayRef& scale, const char* name) {
-  if (scale.view.rank == 3 && !scale.writable)
+  if (scale.view.rank >= 3 && !scale.writable)
     throw_error(Code::invalid_argument, std::string(name) + ": the array of scales is read-only, but it is written");
 }
+
+namespace {
+
+/// Scales of blocks of 4-bit codes; raw bytes have the type that the codes ask for.
+ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType codes) {
+  if (scales.is_none()) return {};
+  const quire::DType type = quire::block_scale_type(codes);
+  if (type == quire::DType::none)
+    throw_error(Code::invalid_argument, std::string(name) + ": given beside a cache of " + std::string(quire::name(codes)) +
+                                            "; dtype=\"nvfp4\" or \"mxfp4\" makes 4-bit codes of bytes");
+  return import_array(scales, name, Access::read, std::string(quire::name(type)));
+}
+
+}  // namespace
 
 PyCache::PyCache(const Arguments& given) {
   std::string layout = given.text("layout", "nhd");
@@ -403,13 +423,23 @@ PyCache::PyCache(const Arguments& given) {
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
   const std::string dtype = given.dtype("dtype").value_or("");
   k_ = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
-  v_ = import_array(given.required("v"), "v", Access::read, dtype, Role::cache);
+  v_ = import_array(given.required("v"), "v", Access::read, given.dtype("v_dtype").value_or(dtype), Role::cache);
   k_scale_ = import_scale(given.get("k_scale"), "k_scale", k_, scalars_[0]);
   v_scale_ = import_scale(given.get("v_scale"), "v_scale", k_, scalars_[1]);
   check_same_gpu(k_, "k", v_, "v");
   check_same_gpu(k_, "k", k_scale_, "k_scale");
   check_same_gpu(k_, "k", v_scale_, "v_scale");
-  views_ = {.k = k_.view, .v = v_.view, .layout = *known, .k_scale = k_scale_.view, .v_scale = v_scale_.view};
+  k_block_scale_ = import_block_scales(given.get("k_block_scale"), "k_block_scale", k_.view.dtype);
+  v_block_scale_ = import_block_scales(given.get("v_block_scale"), "v_block_scale", v_.view.dtype);
+  check_same_gpu(k_, "k", k_block_scale_, "k_block_scale");
+  check_same_gpu(k_, "k", v_block_scale_, "v_block_scale");
+  views_ = {.k = k_.view,
+            .v = v_.view,
+            .layout = *known,
+            .k_scale = k_scale_.view,
+            .v_scale = v_scale_.view,
+            .k_block_scale = k_block_scale_.view,
+            .v_block_scale = v_block_scale_.view};
 }
 
 PyCache::PyCache(const quire::KVCache& cache, nb::handle owner)
@@ -417,6 +447,8 @@ PyCache::PyCache(const quire::KVCache& cache, nb::handle owner)
       v_(owned_view(cache.v, owner)),
       k_scale_(owned_view(cache.k_scale, owner)),
       v_scale_(owned_view(cache.v_scale, owner)),
+      k_block_scale_(owned_view(cache.k_block_scale, owner)),
+      v_block_scale_(owned_view(cache.v_block_scale, owner)),
       views_(cache) {}
 
 const quire::KVCache& PyCache::checked() const {
@@ -424,6 +456,8 @@ const quire::KVCache& PyCache::checked() const {
   check_still_there(v_, "v");
   check_still_there(k_scale_, "k_scale");
   check_still_there(v_scale_, "v_scale");
+  check_still_there(k_block_scale_, "k_block_scale");
+  check_still_there(v_block_scale_, "v_block_scale");
   return views_;
 }
 
@@ -432,6 +466,8 @@ const quire::KVCache& PyCache::checked_for_write() const {
   if (v_ && !v_.writable) throw_error(Code::invalid_argument, "v: the array is read-only, but it is written");
   check_scale_writable(k_scale_, "k_scale");
   check_scale_writable(v_scale_, "v_scale");
+  check_scale_writable(k_block_scale_, "k_block_scale");
+  check_scale_writable(v_block_scale_, "v_block_scale");
   return checked();
 }
 
@@ -498,12 +534,15 @@ void bind_types(nb::module_& m) {
       .def(
           "__init__",
           [](PyCache* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyCache(Arguments("KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype"}, 6, args, kwargs));
+            new (self) PyCache(Arguments(
+                "KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype", "v_dtype", "k_block_scale", "v_block_scale"}, 6,
+                args, kwargs));
           },
           nb::sig("def __init__(self, k: typing.Any, v: typing.Any, "
                   "layout: typing.Literal['nhd', 'hnd', 'packed', 'NHD', 'HND', 'PACKED'] = 'nhd', "
                   "k_scale: numpy.typing.ArrayLike | None = None, v_scale: numpy.typing.ArrayLike | None = None, "
-                  "dtype: typing.Any | None = None) -> None"))
+                  "dtype: typing.Any | None = None, v_dtype: typing.Any | None = None, "
+                  "k_block_scale: typing.Any | None = None, v_block_scale: typing.Any | None = None) -> None"))
       .def_prop_ro(
           "k", [](const PyCache& c) { return array_object(c.k()); }, nb::sig("def k(self) -> typing.Any"))
       .def_prop_ro(
@@ -512,8 +551,15 @@ void bind_types(nb::module_& m) {
           "k_scale", [](const PyCache& c) { return array_object(c.k_scale()); }, nb::sig("def k_scale(self) -> typing.Any"))
       .def_prop_ro(
           "v_scale", [](const PyCache& c) { return array_object(c.v_scale()); }, nb::sig("def v_scale(self) -> typing.Any"))
+      .def_prop_ro(
+          "k_block_scale", [](const PyCache& c) { return array_object(c.k_block_scale()); },
+          nb::sig("def k_block_scale(self) -> typing.Any"))
+      .def_prop_ro(
+          "v_block_scale", [](const PyCache& c) { return array_object(c.v_block_scale()); },
+          nb::sig("def v_block_scale(self) -> typing.Any"))
       .def_prop_ro("layout", [](const PyCache& c) { return std::string(quire::name(c.views().layout)); })
       .def_prop_ro("dtype", [](const PyCache& c) { return std::string(quire::name(c.views().k.dtype)); })
+      .def_prop_ro("v_dtype", [](const PyCache& c) { return std::string(quire::name(c.views().v.dtype)); })
       .def_prop_ro("num_pages", [](const PyCache& c) { return quire::num_pages(c.views()); })
       .def_prop_ro("page_size", [](const PyCache& c) { return quire::page_size(c.views()); })
       .def_prop_ro("num_kv_heads", [](const PyCache& c) { return quire::num_kv_heads(c.views()); })

@@ -80,9 +80,11 @@ class PyCache {
   const ArrayRef& v() const { return v_; }
   const ArrayRef& k_scale() const { return k_scale_; }
   const ArrayRef& v_scale() const { return v_scale_; }
+  const ArrayRef& k_block_scale() const { return k_block_scale_; }
+  const ArrayRef& v_block_scale() const { return v_block_scale_; }
 
  private:
-  ArrayRef k_, v_, k_scale_, v_scale_;
+  ArrayRef k_, v_, k_scale_, v_scale_, k_block_scale_, v_block_scale_;
   std::array<float, 2> scalars_{};  ///< scales given as Python numbers
   quire::KVCache views_;
 };

@@ -105,6 +105,7 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   nb::dict d;
   d["query"] = text(quire::name(p.q_dtype));
   d["kv"] = text(quire::name(p.kv_dtype));
+  d["v"] = text(quire::name(p.value_dtype()));
   d["layout"] = text(quire::name(p.layout));
   d["num_q_heads"] = p.num_q_heads;
   d["num_kv_heads"] = p.num_kv_heads;
@@ -182,6 +183,8 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.padding = nb::cast<bool>(runner.attr("padding"));
   target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
   target.token_scales = nb::cast<bool>(runner.attr("token_scales"));
+  target.block_scales = nb::cast<bool>(runner.attr("block_scales"));
+  target.unlike_types = nb::cast<bool>(runner.attr("unlike_types"));
   target.masks = nb::cast<bool>(runner.attr("masks"));
   target.v_head_dim = nb::cast<bool>(runner.attr("v_head_dim"));
   for (auto [name, function] : nb::cast<nb::dict>(runner.attr("variants")))

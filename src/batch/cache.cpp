@@ -19,6 +19,13 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept {
   return std::nullopt;
 }
 
+namespace {
+
+/// A byte of a 4-bit type holds two dims.
+std::int64_t dims_of_row(const Tensor& t) noexcept { return is_four_bit(t.dtype) ? 2 * t.shape[3] : t.shape[3]; }
+
+}  // namespace
+
 std::int64_t num_pages(const KVCache& cache) noexcept { return cache.k.shape[0]; }
 
 std::int64_t page_size(const KVCache& cache) noexcept {
@@ -35,11 +42,11 @@ std::int64_t num_kv_heads(const KVCache& cache) noexcept {
 }
 
 std::int64_t head_dim(const KVCache& cache) noexcept {
-  return cache.layout == CacheLayout::packed ? cache.k.shape[2] * cache.k.shape[4] : cache.k.shape[3];
+  return cache.layout == CacheLayout::packed ? cache.k.shape[2] * cache.k.shape[4] : dims_of_row(cache.k);
 }
 
 std::int64_t v_head_dim(const KVCache& cache) noexcept {
-  return cache.layout == CacheLayout::packed ? cache.v.shape[2] : cache.v.shape[3];
+  return cache.layout == CacheLayout::packed ? cache.v.shape[2] : dims_of_row(cache.v);
 }
 
 std::int64_t packed_x(DType dtype) noexcept { return itemsize(dtype) > 0 ? 16 / itemsize(dtype) : 0; }

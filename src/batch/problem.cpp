@@ -60,6 +60,24 @@ std::int64_t visible_pairs(const Problem& p, const Request& r) {
 
 }  // namespace
 
+namespace {
+
+std::int64_t bytes_of_row(std::int64_t dims, DType type) noexcept {
+  return is_four_bit(type) ? dims / 2 + dims / block_size(type) : dims * itemsize(type);
+}
+
+}  // namespace
+
+std::int64_t Problem::kv_bytes() const noexcept {
+  return bytes_of_row(head_dim, kv_dtype) + bytes_of_row(out_dim(), value_dtype());
+}
+
+std::string Problem::cache_types() const {
+  std::string text(name(kv_dtype));
+  if (!has_equal_types()) text.append("/").append(name(value_dtype()));
+  return text;
+}
+
 std::int64_t Problem::num_tokens() const noexcept {
   std::int64_t total = 0;
   for (const Request& r : reqs) total += r.query_len;
@@ -135,6 +153,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   Problem p;
   p.q_dtype = batch.query.dtype;
   p.kv_dtype = cache.k.dtype;
+  if (cache.v.dtype != cache.k.dtype) p.v_dtype = cache.v.dtype;
   p.num_q_heads = batch.query.shape[1];
   p.num_kv_heads = num_kv_heads(cache);
   p.head_dim = batch.query.shape[2];

@@ -27,6 +27,9 @@ constexpr DTypeRow kDTypes[] = {
     {DType::i64, "i64", 8},
     {DType::u8, "u8", 1},
     {DType::i8, "i8", 1},
+    {DType::nvfp4, "nvfp4", 1},
+    {DType::mxfp4, "mxfp4", 1},
+    {DType::fp8_e8m0, "fp8_e8m0", 1},
 };
 
 constexpr bool rows_stand_by_number() {
@@ -69,9 +72,17 @@ bool is_fp8(DType dtype) noexcept { return dtype >= DType::fp8_e4m3fn && dtype <
 
 bool is_floating(DType dtype) noexcept { return dtype >= DType::f32 && dtype <= DType::fp8_e5m2fnuz; }
 
-bool is_cached(DType dtype) noexcept { return is_floating(dtype) || dtype == DType::i8; }
+bool is_cached(DType dtype) noexcept { return is_floating(dtype) || dtype == DType::i8 || is_four_bit(dtype); }
 
 bool is_code(DType dtype) noexcept { return is_fp8(dtype) || dtype == DType::i8; }
+
+bool is_four_bit(DType dtype) noexcept { return dtype == DType::nvfp4 || dtype == DType::mxfp4; }
+
+std::int64_t block_size(DType dtype) noexcept { return dtype == DType::nvfp4 ? 16 : dtype == DType::mxfp4 ? 32 : 0; }
+
+DType block_scale_type(DType dtype) noexcept {
+  return dtype == DType::nvfp4 ? DType::fp8_e4m3fn : dtype == DType::mxfp4 ? DType::fp8_e8m0 : DType::none;
+}
 
 std::int64_t Tensor::num_elements() const noexcept {
   if (rank < 0) return 0;

@@ -33,8 +33,8 @@ std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
   const std::int64_t unread = std::max<std::int64_t>(0, std::min(hidden.end, r.cached_len) - hidden.begin);
   const std::int64_t cached = std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin - unread);
   const std::int64_t fresh = std::max<std::int64_t>(0, keys.end - std::max(keys.begin, r.cached_len));
-  const std::int64_t bytes = cached * itemsize(p.kv_dtype) + fresh * itemsize(p.q_dtype);
-  return bytes * p.num_kv_heads * (p.head_dim + p.out_dim());
+  const std::int64_t fresh_bytes = (p.head_dim + p.out_dim()) * itemsize(p.q_dtype);
+  return p.num_kv_heads * (cached * p.kv_bytes() + fresh * fresh_bytes);
 }
 
 std::int64_t kv_bytes_of(const Problem& p) {
@@ -46,7 +46,8 @@ std::int64_t kv_bytes_of(const Problem& p) {
 ComputeCeiling compute_ceiling(const Problem& p, const Ceilings& c) {
   ComputeCeiling best{"f32 FMA", c.fma_gflops};
   // The values of every fp8 format are bf16 values.
-  const bool in_bf16 = p.q_dtype == DType::bf16 && (p.kv_dtype == DType::bf16 || is_fp8(p.kv_dtype));
+  const auto is_bf16 = [](DType type) { return type == DType::bf16 || is_fp8(type); };
+  const bool in_bf16 = p.q_dtype == DType::bf16 && is_bf16(p.kv_dtype) && is_bf16(p.value_dtype());
   if (in_bf16 && c.bf16_dot_gflops > best.gflops) best = {"bf16 dot", c.bf16_dot_gflops};
   if (in_bf16 && c.amx_gflops > best.gflops) best = {"bf16 AMX", c.amx_gflops};
   if (p.q_dtype != DType::f32 && c.mma_gflops > best.gflops) best = {"16-bit mma", c.mma_gflops};

@@ -165,6 +165,8 @@ Result<KVCache> read_cache(const quire_cache* c) {
   reader.reserved("reserved", c->reserved);
   out.k_scale = reader.tensor("k_scale", c->k_scale);
   out.v_scale = reader.tensor("v_scale", c->v_scale);
+  out.k_block_scale = reader.tensor("k_block_scale", c->k_block_scale);
+  out.v_block_scale = reader.tensor("v_block_scale", c->v_block_scale);
   if (!reader.status().ok()) return reader.status();
   return out;
 }
@@ -277,6 +279,8 @@ Status write_cache(const KVCache& from, quire_cache* to) {
   c.layout = static_cast<quire_layout>(from.layout);
   c.k_scale = to_c(from.k_scale);
   c.v_scale = to_c(from.v_scale);
+  c.k_block_scale = to_c(from.k_block_scale);
+  c.v_block_scale = to_c(from.v_block_scale);
   return write_struct(c, to, "cache");
 }
 

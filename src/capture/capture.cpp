@@ -61,6 +61,8 @@ constexpr Place kPlaces[] = {
     {"v_cache", true, [](Case& c) -> Tensor& { return c.cache.v; }},
     {"k_scale", false, [](Case& c) -> Tensor& { return c.cache.k_scale; }},
     {"v_scale", false, [](Case& c) -> Tensor& { return c.cache.v_scale; }},
+    {"k_block_scale", false, [](Case& c) -> Tensor& { return c.cache.k_block_scale; }},
+    {"v_block_scale", false, [](Case& c) -> Tensor& { return c.cache.v_block_scale; }},
     {"alibi_slopes", false, [](Case& c) -> Tensor& { return c.options.alibi_slopes; }},
     {"sinks", false, [](Case& c) -> Tensor& { return c.options.sinks; }},
     {"observed", false, [](Case& c) -> Tensor& { return c.observed; }},
@@ -104,7 +106,7 @@ Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
   const auto given = metadata.find(key);
   if (given == metadata.end()) {
     if (coded != DType::none) return coded;
-    return broken(formatted("tensor {}: dtype U8 needs metadata key {} = fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2 or fp8_e5m2fnuz",
+    return broken(formatted("tensor {}: dtype U8 needs metadata key {} = an fp8 format, nvfp4, mxfp4 or fp8_e8m0",
                             quote(entry.name), quote(key)));
   }
   const DType named = dtype_from_name(given->second).value_or(DType::none);
@@ -113,8 +115,9 @@ Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
         formatted("metadata {}={}: the file stores {}, which is {}", quote(key), quote(given->second), entry.code, name(coded)));
   }
   if (entry.name == kBits && named == DType::u8) return named;
-  if (!is_fp8(named) && coded == DType::none) {
-    return broken(formatted("metadata {}={}: expected an fp8 type for a U8 tensor", quote(key), quote(given->second)));
+  if (!is_fp8(named) && !is_four_bit(named) && named != DType::fp8_e8m0 && coded == DType::none) {
+    return broken(
+        formatted("metadata {}={}: expected an fp8 type, nvfp4 or mxfp4 for a U8 tensor", quote(key), quote(given->second)));
   }
   return named;
 }

@@ -36,8 +36,12 @@ inline void fill_value(const Tensor& t, float value) {
 /// The NaN that every floating format keeps.
 inline float quiet_nan() { return semantics::bits_to_float(0x7FC00000u); }
 
-/// Fills a contiguous tensor with what must not be read: NaN, or the largest i8 code, as integers have no NaN.
+/// Fills a contiguous tensor with what must not be read: NaN, or the largest code of a type that has no NaN.
 inline void fill_unread(const Tensor& t) {
+  if (t.dtype == DType::fp8_e8m0 || is_four_bit(t.dtype)) {  // NaN, or -6 in both codes
+    std::fill_n(static_cast<std::uint8_t*>(t.data), t.num_elements(), std::uint8_t{0xFF});
+    return;
+  }
   if (t.dtype != DType::i8) return fill_value(t, quiet_nan());
   std::fill_n(static_cast<std::int8_t*>(t.data), t.num_elements(), std::int8_t{-128});
 }

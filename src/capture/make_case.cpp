@@ -15,6 +15,7 @@
 #include "capture/random.h"
 #include "capture/shared_pages.h"
 #include "quire/capture.hpp"
+#include "semantics/block_scale.h"
 #include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
@@ -83,8 +84,8 @@ double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const double query = rows * (dims * row_bytes + v_dims * real(itemsize(p.out_dtype()))) + (p.lse ? 4 * rows : 0);
   const double new_rows = s.has_new_rows ? real(s.num_tokens) * real(p.num_kv_heads) * (dims + v_dims) * row_bytes : 0;
   const double slots = real(s.num_pages) * real(p.page_size);
-  const double slot = dims + (line.latent ? 0 : v_dims);
-  const double cache = slots * real(p.num_kv_heads) * slot * real(itemsize(p.kv_dtype));
+  const double slot = line.latent ? dims * real(itemsize(p.kv_dtype)) : real(p.kv_bytes());
+  const double cache = slots * real(p.num_kv_heads) * slot;
   const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
   const double scales = (p.k_scale == ScaleKind::per_token ? 4 : 0) + (p.v_scale == ScaleKind::per_token ? 4 : 0);
   return query + new_rows + cache + slots * real(p.num_kv_heads) * scales + 8 * indices + 8 * real(p.num_q_heads) +
@@ -197,17 +198,32 @@ class Maker {
     b.slot_mapping = tensor(wide_slots ? DType::i64 : line_.index_dtype, s_.num_tokens);
     if (p_.lse) b.lse = tensor(DType::f32, s_.num_tokens, p_.num_q_heads);
     c_.cache.layout = p_.layout;
-    c_.cache.k = cache_tensor(p_.head_dim, /*packed_keys=*/true);
+    c_.cache.k = cache_tensor(kKey);
     if (line_.latent) {
       c_.cache.v = c_.cache.k;
-      c_.cache.v.shape[3] = p_.out_dim();
+      c_.cache.v.shape[3] = p_.out_dim() / (is_four_bit(p_.kv_dtype) ? 2 : 1);
     } else {
-      c_.cache.v = cache_tensor(p_.out_dim(), /*packed_keys=*/false);
+      c_.cache.v = cache_tensor(kValue);
     }
     c_.cache.k_scale = cache_scale_tensor(p_.k_scale);
     c_.cache.v_scale = cache_scale_tensor(p_.v_scale);
+    allocate_block_scales();
     if (p_.alibi) c_.options.alibi_slopes = tensor(DType::f32, p_.num_q_heads);
     if (p_.sinks) c_.options.sinks = tensor(DType::f32, p_.num_q_heads);
+  }
+
+  void allocate_block_scales() {
+    KVCache& cache = c_.cache;
+    if (is_four_bit(p_.kv_dtype)) cache.k_block_scale = block_scale_tensor(kKey);
+    if (!is_four_bit(p_.value_dtype())) return;
+    if (!line_.latent) return void(cache.v_block_scale = block_scale_tensor(kValue));
+    cache.v_block_scale = cache.k_block_scale;
+    cache.v_block_scale.shape[3] = p_.out_dim() / block_size(p_.kv_dtype);
+  }
+
+  Tensor block_scale_tensor(What what) {
+    return tensor(block_scale_type(type_of(what)), s_.num_pages, p_.page_size, p_.num_kv_heads,
+                  dims_of(what) / block_size(type_of(what)));
   }
 
   std::int64_t most(std::int64_t Request::* member) const {
@@ -216,12 +232,15 @@ class Maker {
     return value;
   }
 
-  Tensor cache_tensor(std::int64_t dims, bool packed_keys) {
-    const std::int64_t x = packed_x(p_.kv_dtype);
-    if (p_.layout == CacheLayout::nhd) return tensor(p_.kv_dtype, s_.num_pages, p_.page_size, p_.num_kv_heads, dims);
-    if (p_.layout == CacheLayout::hnd) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, p_.page_size, dims);
-    if (packed_keys) return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, dims / x, p_.page_size, x);
-    return tensor(p_.kv_dtype, s_.num_pages, p_.num_kv_heads, dims, p_.page_size);
+  DType type_of(What what) const { return what == kKey ? p_.kv_dtype : p_.value_dtype(); }
+
+  Tensor cache_tensor(What what) {
+    const DType type = type_of(what);
+    const std::int64_t dims = dims_of(what) / (is_four_bit(type) ? 2 : 1), x = packed_x(type);
+    if (p_.layout == CacheLayout::nhd) return tensor(type, s_.num_pages, p_.page_size, p_.num_kv_heads, dims);
+    if (p_.layout == CacheLayout::hnd) return tensor(type, s_.num_pages, p_.num_kv_heads, p_.page_size, dims);
+    if (what == kKey) return tensor(type, s_.num_pages, p_.num_kv_heads, dims / x, p_.page_size, x);
+    return tensor(type, s_.num_pages, p_.num_kv_heads, dims, p_.page_size);
   }
 
   Tensor scale_tensor(ScaleKind kind) {
@@ -377,6 +396,8 @@ class Maker {
       if (t->present()) fill_unread(*t);
     for (const Tensor* t : {&c_.cache.k_scale, &c_.cache.v_scale})
       if (t->rank == 3) fill_unread(*t);
+    for (const Tensor* t : {&c_.cache.k_block_scale, &c_.cache.v_block_scale})
+      if (t->present()) fill_unread(*t);
   }
 
   void fill_query() const {
@@ -411,7 +432,8 @@ class Maker {
 
   /// A real K or V value.
   float kv_value(What what, std::uint64_t key, std::int64_t position, std::int64_t h, std::int64_t d) const {
-    return magnitude(what, position, h) * draw(key, (position * p_.num_kv_heads + h) * dims_of(what) + d);
+    return magnitude(what, position, h) * block_magnitude(what, d) *
+           draw(key, (position * p_.num_kv_heads + h) * dims_of(what) + d);
   }
 
   /// Real K or V values are draw() times this power of two: with scales, V is larger than K, and neighbouring heads and tokens
@@ -419,8 +441,18 @@ class Maker {
   float magnitude(What what, std::int64_t position, std::int64_t h) const {
     const ScaleKind kind = what == kKey ? p_.k_scale : p_.v_scale;
     const float base = kind != ScaleKind::none && what == kValue ? 2.0f : 1.0f;
-    const std::int64_t turn = kind == ScaleKind::per_token ? (h + position) % 3 : kind == ScaleKind::per_head ? h % 3 : 0;
+    const std::int64_t turn = kind == ScaleKind::per_token || is_four_bit(type_of(what)) ? (h + position) % 3
+                              : kind == ScaleKind::per_head                              ? h % 3
+                                                                                         : 0;
     return turn == 0 ? base : turn == 1 ? 2 * base : base / 2;
+  }
+
+  /// Neighbouring blocks differ too, so that a block scale in another's place shows.
+  float block_magnitude(What what, std::int64_t d) const {
+    const std::int64_t size = block_size(type_of(what));
+    if (size == 0) return 1.0f;
+    const std::int64_t turn = d / size % 3;
+    return turn == 0 ? 1.0f : turn == 1 ? 0.25f : 2.0f;
   }
 
   std::uint64_t kv_stream(What what, std::int64_t r, std::int64_t position) const {
@@ -479,7 +511,9 @@ class Maker {
       }
     });
     if (p_.num_kv_heads > 1 && scale.rank == 0) amax[0] = *std::max_element(amax.begin(), amax.end());
-    const float largest = is_code(p_.kv_dtype) ? semantics::largest_code(p_.kv_dtype) : 1.0f;
+    const DType type = type_of(what);
+    // Of 4 bits, the largest element stands behind a block scale of 448; other blocks keep three digits of theirs.
+    const float largest = is_code(type) ? semantics::largest_code(type) : is_four_bit(type) ? 6.0f * 448.0f : 1.0f;
     for (std::int64_t i = 0; i < scale.num_elements(); ++i) {
       const float most = amax[static_cast<std::size_t>(i)];
       static_cast<float*>(scale.data)[i] = most > 0 ? most / largest : 1.0f;
@@ -490,7 +524,7 @@ class Maker {
   float token_scale(What what, std::uint64_t key, std::int64_t position, std::int64_t h) const {
     semantics::RowScale row;
     for (std::int64_t d = 0; d < dims_of(what); ++d) row.add(kv_value(what, key, position, h, d));
-    return row.of(p_.kv_dtype);
+    return row.of(type_of(what));
   }
 
   void fill_any_scale(const Tensor& scale, What what) const {
@@ -505,8 +539,25 @@ class Maker {
     });
   }
 
+  /// The row as append() stores it: 4-bit codes and the scales of their blocks.
+  void fill_blocks(const Tensor& cache, const semantics::BlockScales& scales, std::int64_t row, std::int64_t page,
+                   std::int64_t offset, std::int64_t h, const std::vector<float>& values) const {
+    const std::int64_t size = block_size(cache.dtype), count = static_cast<std::int64_t>(values.size());
+    for (std::int64_t first = 0; first < count; first += size) {
+      semantics::BlockScale found;
+      for (std::int64_t d = first; d < first + size; ++d) found.add(values[static_cast<std::size_t>(d)]);
+      const std::uint8_t code = found.code(cache.dtype);
+      scales.code_at(page, offset, h, first / size) = code;
+      const float scale = semantics::block_scale_decode(cache.dtype, code);
+      for (std::int64_t d = first; d < first + size; ++d)
+        semantics::store_code4(cache.data, row + d, semantics::encode_in_block(values[static_cast<std::size_t>(d)], scale));
+    }
+  }
+
   void fill_cache(const Tensor& cache, const semantics::KvStrides& strides, const Tensor& scale, What what) const {
     const semantics::TokenScales token_scales = semantics::token_scales(scale);
+    const semantics::BlockScales block_scales =
+        what == kKey ? semantics::k_block_scales(c_.cache) : semantics::v_block_scales(c_.cache);
     if (scale.present()) fill_any_scale(scale, what);
     for_each_cached(what, [&](std::int64_t page, std::int64_t offset, std::uint64_t key, std::int64_t position) {
       for (std::int64_t h = 0; h < p_.num_kv_heads; ++h) {
@@ -514,6 +565,13 @@ class Maker {
         const float divisor = token_scales.present() ? token_scales.at(page, offset, h)
                               : scale.present()      ? static_cast<const float*>(scale.data)[scale.rank == 0 ? 0 : h]
                                                      : 1.0f;
+        if (is_four_bit(cache.dtype)) {
+          std::vector<float> values(static_cast<std::size_t>(dims_of(what)));
+          for (std::int64_t d = 0; d < dims_of(what); ++d)
+            values[static_cast<std::size_t>(d)] = kv_value(what, key, position, h, d) / divisor;
+          fill_blocks(cache, block_scales, row, page, offset, h, values);
+          continue;
+        }
         for (std::int64_t d = 0; d < dims_of(what); ++d)
           semantics::store(cache.data, cache.dtype, row + strides.element(d), kv_value(what, key, position, h, d) / divisor);
       }

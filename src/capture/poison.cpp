@@ -12,6 +12,7 @@
 #include "capture/random.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
+#include "semantics/block_scale.h"
 #include "semantics/ceil_div.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
@@ -22,7 +23,20 @@ namespace {
 /// Elements become NaN, zero, or garbage of a size that no softmax average can hide; its sign varies from element to element.
 class Spoiler {
  public:
-  Spoiler(const Tensor& t, PoisonKind kind) : data_(static_cast<std::byte*>(t.data)), size_(itemsize(t.dtype)) {
+  Spoiler(const Tensor& t, PoisonKind kind)
+      : data_(static_cast<std::byte*>(t.data)), size_(itemsize(t.dtype)), is_code4_(is_four_bit(t.dtype)) {
+    if (is_code4_) {  // no NaN: -6, or 6 of either sign
+      sign_varies_ = kind == PoisonKind::finite_garbage;
+      bits_[0][0] = kind == PoisonKind::zero ? std::byte{0} : sign_varies_ ? std::byte{7} : std::byte{15};
+      bits_[1][0] = std::byte{15};
+      return;
+    }
+    if (t.dtype == DType::fp8_e8m0) {  // garbage: 2^64
+      bits_[0][0] = bits_[1][0] = kind == PoisonKind::nan    ? std::byte{0xFF}
+                                  : kind == PoisonKind::zero ? std::byte{0}
+                                                             : std::byte{191};
+      return;
+    }
     float value = kind == PoisonKind::zero ? 0.0f : capture::quiet_nan();
     sign_varies_ = kind == PoisonKind::finite_garbage;
     if (sign_varies_) value = is_code(t.dtype) ? 1e30f : 1e4f;  // stores of codes saturate
@@ -32,6 +46,7 @@ class Spoiler {
   }
   void operator()(std::int64_t element) const {
     const bool minus = sign_varies_ && (capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0;
+    if (is_code4_) return semantics::store_code4(data_, element, static_cast<std::uint32_t>(bits_[minus ? 1 : 0][0]));
     std::byte* at = data_ + element * size_;
     switch (size_) {
       case 1: std::memcpy(at, bits_[minus ? 1 : 0], 1); break;
@@ -43,6 +58,7 @@ class Spoiler {
  private:
   std::byte* data_;
   std::int64_t size_;
+  bool is_code4_;
   bool sign_varies_ = false;
   alignas(float) std::byte bits_[2][sizeof(float)] = {};  ///< one element of the tensor's type, with either sign
 };
@@ -57,6 +73,8 @@ class Poisoner {
     poison_cache(c_.cache.v, semantics::v_strides(c_.cache), p_.out_dim());
     poison_scales(c_.cache.k_scale);
     poison_scales(c_.cache.v_scale);
+    poison_block_scales(c_.cache.k_block_scale);
+    poison_block_scales(c_.cache.v_block_scale);
     poison_rows(c_.batch.key);
     poison_rows(c_.batch.value);
     for (const Tensor* t : {&c_.batch.query, &c_.batch.key, &c_.batch.value}) poison_from(*t, num_request_rows(c_.batch));
@@ -108,6 +126,16 @@ class Poisoner {
     for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot)
       for (std::int64_t h = 0; h < p_.num_kv_heads && !readable_[static_cast<std::size_t>(slot)]; ++h)
         spoil(slot / p_.page_size * scale.stride[0] + slot % p_.page_size * scale.stride[1] + h * scale.stride[2]);
+  }
+
+  void poison_block_scales(const Tensor& scales) const {
+    if (!scales.present()) return;
+    const Spoiler spoil(scales, kind_);
+    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot)
+      for (std::int64_t h = 0; h < p_.num_kv_heads && !readable_[static_cast<std::size_t>(slot)]; ++h)
+        for (std::int64_t b = 0; b < scales.shape[3]; ++b)
+          spoil(slot / p_.page_size * scales.stride[0] + slot % p_.page_size * scales.stride[1] + h * scales.stride[2] +
+                b * scales.stride[3]);
   }
 
   /// key / value rows of tokens that the cache holds.

@@ -55,7 +55,9 @@ constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
                                          {"fp8_e4m3fnuz", DType::fp8_e4m3fnuz},
                                          {"fp8_e5m2", DType::fp8_e5m2},
                                          {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz},
-                                         {"i8", DType::i8}};
+                                         {"i8", DType::i8},
+                                         {"nvfp4", DType::nvfp4},
+                                         {"mxfp4", DType::mxfp4}};
 constexpr Choice<DType> kIndexTypes[] = {{"i32", DType::i32}, {"i64", DType::i64}};
 constexpr Choice<CacheLayout> kLayouts[] = {
     {"nhd", CacheLayout::nhd}, {"hnd", CacheLayout::hnd}, {"packed", CacheLayout::packed}};
@@ -340,6 +342,14 @@ Status set_padding(std::string_view key, std::string_view text, ProblemLine& lin
   return {};
 }
 
+/// kv: type of K and V [/ type of V].
+Status set_cache_types(std::string_view key, std::string_view text, ProblemLine& line) {
+  std::string_view k = text;
+  const std::optional<std::string_view> v = cut_after(k, '/');
+  if (Status s = set_choice(key, k, kCacheTypes, line.problem.kv_dtype); !s.ok()) return s;
+  return v ? set_choice(key, *v, kCacheTypes, line.problem.v_dtype) : Status();
+}
+
 constexpr std::size_t kMaxBranches = 16;
 
 /// share: pages { , requests x pages }.
@@ -379,7 +389,7 @@ struct Key {
 using Text = std::string_view;
 constexpr Key kKeys[] = {
     {"q", true, "query type", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryTypes, l.problem.q_dtype); }},
-    {"kv", false, "cache type", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kCacheTypes, l.problem.kv_dtype); }},
+    {"kv", false, "cache type", set_cache_types},
     {"heads", true, "num_q_heads:num_kv_heads", [](Text k, Text t, ProblemLine& l) { return set_heads(k, t, l.problem); }},
     {"d", true, "head_dim", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.head_dim); }},
     {"dv", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.v_head_dim); }},
@@ -560,7 +570,8 @@ Status check_row_types(const Problem& p) {
   const DType out = p.out_dtype();
   if (!fp8_query && out != p.q_dtype && out != DType::fp8_e4m3fn && out != DType::f32)
     return fail("out", name(out), formatted("the query's type ({}), f32 or fp8_e4m3fn", name(p.q_dtype)));
-  if (fp8_query && p.kv_dtype != DType::fp8_e4m3fn) return fail("kv", name(p.kv_dtype), "fp8_e4m3fn, as the query is");
+  if (fp8_query && (p.kv_dtype != DType::fp8_e4m3fn || !p.has_equal_types()))
+    return fail("kv", p.cache_types(), "fp8_e4m3fn, as the query is");
   if (!fp8_query && p.q_scale != ScaleKind::none)
     return fail("qscale", text_of(p.q_scale, kQueryScaleKinds), formatted("none with q={}", name(p.q_dtype)));
   for (const Request& r : p.reqs)
@@ -570,10 +581,22 @@ Status check_row_types(const Problem& p) {
 
 /// Rules Q-M50 and Q-M51.
 Status check_cache_scales(const Problem& p) {
-  for (const auto& [key, kind] : {std::pair{"kscale", p.k_scale}, {"vscale", p.v_scale}}) {
-    if (p.kv_dtype == DType::i8 && kind == ScaleKind::none) return fail(key, "none", "tensor, head or token with kv=i8");
-    if (kind == ScaleKind::per_token && !is_code(p.kv_dtype))
-      return fail(key, "token", formatted("none, tensor or head with kv={}", name(p.kv_dtype)));
+  for (const auto& [key, kind, type] : {std::tuple{"kscale", p.k_scale, p.kv_dtype}, {"vscale", p.v_scale, p.value_dtype()}}) {
+    if (type == DType::i8 && kind == ScaleKind::none)
+      return fail(key, "none", formatted("tensor, head or token with kv={}", p.cache_types()));
+    if (kind == ScaleKind::per_token && !is_code(type))
+      return fail(key, "token", formatted("none, tensor or head with kv={}", p.cache_types()));
+  }
+  return {};
+}
+
+/// Rules Q-M54 and Q-M55.
+Status check_blocks(const Problem& p) {
+  for (const auto& [key, dims, type] : {std::tuple{"d", p.head_dim, p.kv_dtype}, {"dv", p.out_dim(), p.value_dtype()}}) {
+    if (!is_four_bit(type)) continue;
+    if (dims % block_size(type) != 0)
+      return fail(key, formatted("{}", dims), formatted("a multiple of {} with kv={}", block_size(type), p.cache_types()));
+    if (p.layout == CacheLayout::packed) return fail("layout", "packed", formatted("nhd or hnd with kv={}", p.cache_types()));
   }
   return {};
 }
@@ -582,6 +605,7 @@ Status check_cache_scales(const Problem& p) {
 Status check_latent(const ProblemLine& line) {
   const Problem& p = line.problem;
   if (!line.latent) return {};
+  if (!p.has_equal_types()) return fail("kv", p.cache_types(), "one type with latent=1");
   if (p.layout == CacheLayout::packed) return fail("latent", "1", "0 with layout=packed: tokens of a dim of V are neighbours");
   if (p.out_dim() > p.head_dim)
     return fail("dv", formatted("{}", p.out_dim()), formatted("at most d ({}) with latent=1", p.head_dim));
@@ -594,12 +618,13 @@ Status check_combinations(const ProblemLine& line) {
   if (Status s = check_row_types(p); !s.ok()) return s;
   if (Status s = check_masks(p); !s.ok()) return s;
   if (Status s = check_cache_scales(p); !s.ok()) return s;
-  if (p.kv_dtype == DType::f32 && p.q_dtype != DType::f32) {
-    return fail("kv", "f32", formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
+  if (Status s = check_blocks(p); !s.ok()) return s;
+  if ((p.kv_dtype == DType::f32 || p.value_dtype() == DType::f32) && p.q_dtype != DType::f32) {
+    return fail("kv", p.cache_types(), formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
   }
   if (p.layout == CacheLayout::packed && p.head_dim % packed_x(p.kv_dtype) != 0) {
     return fail("layout", "packed",
-                formatted("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), name(p.kv_dtype), p.head_dim));
+                formatted("d to be a multiple of {} with kv={}; d is {}", packed_x(p.kv_dtype), p.cache_types(), p.head_dim));
   }
   return {};
 }
@@ -630,6 +655,7 @@ Result<ProblemLine> parse_problem_line(std::string_view text) {
   }
   if (line.problem.output_dtype == line.problem.q_dtype) line.problem.output_dtype = DType::none;
   if (line.problem.v_head_dim == line.problem.head_dim) line.problem.v_head_dim = 0;
+  if (line.problem.v_dtype == line.problem.kv_dtype) line.problem.v_dtype = DType::none;
   if (Status s = check_combinations(line); !s.ok()) return s;
   return line;
 }
@@ -649,7 +675,7 @@ Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
 }
 
 std::string to_string(const Problem& p) {
-  std::string text = formatted("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), name(p.kv_dtype),
+  std::string text = formatted("q={} kv={} heads={}:{} d={} page={} layout={} reqs={}", name(p.q_dtype), p.cache_types(),
                                p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, name(p.layout), reqs_text(p.reqs));
   if (!p.has_equal_dims()) text += formatted(" dv={}", p.out_dim());
   if (p.out_dtype() != p.q_dtype) text += formatted(" out={}", name(p.out_dtype()));

@@ -32,6 +32,7 @@ constexpr CodeRow kCodes[] = {
     {"BOOL", DType::u8, 1},
     {"I8", DType::i8, 1},
     {"U8", DType::none, 1},
+    {"F8_E8M0", DType::fp8_e8m0, 1},
     {"F8_E4M3FNUZ", DType::fp8_e4m3fnuz, 1},
     {"F8_E5M2FNUZ", DType::fp8_e5m2fnuz, 1},
 };
@@ -265,7 +266,7 @@ void append_quoted(std::string& out, std::string_view text) {
 }  // namespace
 
 std::string_view code_of(DType dtype) noexcept {
-  if (dtype == DType::fp8_e4m3fnuz || dtype == DType::fp8_e5m2fnuz) return "U8";
+  if (dtype == DType::fp8_e4m3fnuz || dtype == DType::fp8_e5m2fnuz || dtype == DType::fp8_e8m0 || is_four_bit(dtype)) return "U8";
   for (const CodeRow& row : kCodes)
     if (row.dtype == dtype && dtype != DType::none) return row.code;
   return {};

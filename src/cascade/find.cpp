@@ -15,9 +15,7 @@ namespace {
 constexpr std::int64_t kAll = std::int64_t{1} << 42;  // more keys than any request has
 
 /// Bytes of a key and its value, of all KV heads.
-double key_bytes(const Problem& p) {
-  return static_cast<double>(p.num_kv_heads * (p.head_dim + p.out_dim()) * itemsize(p.kv_dtype));
-}
+double key_bytes(const Problem& p) { return static_cast<double>(p.num_kv_heads * p.kv_bytes()); }
 
 /// Bytes of a row's partial result, written and read, in f32.
 double partial_bytes(const Problem& p) { return static_cast<double>(2 * p.num_q_heads * (p.out_dim() * 4 + 4)); }

@@ -90,6 +90,8 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
                     &d.cache_.v,
                     &d.cache_.k_scale,
                     &d.cache_.v_scale,
+                    &d.cache_.k_block_scale,
+                    &d.cache_.v_block_scale,
                     &b.q_scale,
                     &b.output_scale,
                     &b.causal,

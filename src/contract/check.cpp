@@ -38,11 +38,12 @@ class HostCopies {
     for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
       if (scale->rank < 3) copy({scale});
   }
-  /// Scales of tokens count as elements.
+  /// Scales of tokens and blocks count as elements.
   void copy_elements() {
     copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v});
     for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
       if (scale->rank == 3) copy({scale});
+    copy({&cache_.k_block_scale, &cache_.v_block_scale});
   }
   Context& context() { return context_; }
 
@@ -75,13 +76,14 @@ void apply_value_rules(Context& c) {
 /// every address that the content rules read is then in bounds. If the device cannot answer, the host applies the rules.
 bool finite_on_device(const Context& c) {
   const device::Runtime* runtime = device::runtime_of(c.cache.k.memory);
-  if (runtime == nullptr || !c.report.clean()) return false;
+  const bool four_bits = is_four_bit(c.cache.k.dtype) || is_four_bit(c.cache.v.dtype);  // which no device reads yet
+  if (runtime == nullptr || !c.report.clean() || four_bits) return false;
   const Result<bool> answer = runtime->contents_are_finite(c.batch, c.cache, c.options);
   return answer.ok() && answer.value();
 }
 
 /// Lists every tensor of an attend call, present or not.
-std::array<NamedTensor, 26> tensors_of(const Context& c) {
+std::array<NamedTensor, 28> tensors_of(const Context& c) {
   const Batch& b = c.batch;
   return {{{"query", &b.query},
            {"output", &b.output},
@@ -98,6 +100,8 @@ std::array<NamedTensor, 26> tensors_of(const Context& c) {
            {"cache.v", &c.cache.v},
            {"k_scale", &c.cache.k_scale},
            {"v_scale", &c.cache.v_scale},
+           {"k_block_scale", &c.cache.k_block_scale},
+           {"v_block_scale", &c.cache.v_block_scale},
            {"alibi_slopes", &c.options.alibi_slopes},
            {"sinks", &c.options.sinks},
            {"q_scale", &b.q_scale},
@@ -112,7 +116,7 @@ std::array<NamedTensor, 26> tensors_of(const Context& c) {
 }
 
 void apply_to_batch(Context& c, Depth depth) {
-  const std::array<NamedTensor, 26> tensors = tensors_of(c);
+  const std::array<NamedTensor, 28> tensors = tensors_of(c);
   apply_tensor_rules(c.report, tensors, kRequired, c.cache.k);
   apply_shape_rules(c, tensors);
   apply_option_rules(c);
@@ -137,10 +141,12 @@ void apply_append_value_rules(Context& c) {
 }
 
 void apply_to_append(Context& c, Depth depth) {
-  const std::array<NamedTensor, 7> tensors{{{"cache.k", &c.cache.k},
+  const std::array<NamedTensor, 9> tensors{{{"cache.k", &c.cache.k},
                                             {"cache.v", &c.cache.v},
                                             {"k_scale", &c.cache.k_scale},
                                             {"v_scale", &c.cache.v_scale},
+                                            {"k_block_scale", &c.cache.k_block_scale},
+                                            {"v_block_scale", &c.cache.v_block_scale},
                                             {"key", &c.batch.key},
                                             {"value", &c.batch.value},
                                             {"slot_mapping", &c.batch.slot_mapping}}};

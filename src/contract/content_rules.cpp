@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules Q-C01 to Q-C05 and Q-C07: every element that attention reads is finite, and so are scales of tokens. O(bytes): rows are
+// Rules Q-C01 to Q-C05, Q-C07 and Q-C08: every element that attention reads is finite, and so are scales of tokens and blocks.
+// O(bytes): rows are
 // scanned by bit pattern first.
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "contract/context.h"
+#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/token_scale.h"
@@ -159,6 +161,31 @@ bool c07_scale(Context& c, bool is_k, float scale, std::array<std::int64_t, 3> a
   return false;
 }
 
+/// The block scales of one token and KV head. Calls visit(d, value) for elements whose real value is not finite.
+template <typename Visit>
+void c08_block_scales(Context& c, bool is_k, float factor, std::array<std::int64_t, 3> at, std::int64_t base,
+                      std::int64_t position, std::int64_t r, Visit&& visit) {
+  const Tensor& codes = is_k ? c.cache.k : c.cache.v;
+  const semantics::BlockScales scales = is_k ? semantics::k_block_scales(c.cache) : semantics::v_block_scales(c.cache);
+  const std::int64_t dims = is_k ? c.sizes.cache_head_dim : c.sizes.v_head_dim, block = block_size(codes.dtype);
+  for (std::int64_t b = 0; b < dims / block; ++b) {
+    const float scale = scales.at(at[0], at[1], at[2], b);
+    if (std::isnan(scale) || std::signbit(scale)) {
+      if (!c.report.counted(C08))
+        c.report.add(C08, is_k ? "k_block_scale" : "v_block_scale", {at[0], at[1], at[2], b},
+                     formatted("{} at position {} of request {} (page {}, offset {}, head {}, block {})", scale, position, r,
+                               at[0], at[1], at[2], b),
+                     "a number that is not negative");
+      continue;
+    }
+    if (std::isfinite(6.0f * scale * factor)) continue;
+    for (std::int64_t d = b * block; d < (b + 1) * block; ++d)
+      if (const float value = semantics::e2m1_decode(semantics::load_code4(codes.data, base + d)) * scale * factor;
+          !std::isfinite(value))
+        visit(d, value);
+  }
+}
+
 void cached(Context& c, RuleId rule, bool is_k) {
   const Tensor& tensor = is_k ? c.cache.k : c.cache.v;
   const Tensor& scale = is_k ? c.cache.k_scale : c.cache.v_scale;
@@ -178,7 +205,12 @@ void cached(Context& c, RuleId rule, bool is_k) {
           };
           const float factor = scale_of(scale, page, offset + i, head);
           if (scale.rank == 3 && !c07_scale(c, is_k, factor, {page, offset + i, head}, position + i, r)) continue;
-          for_each_non_finite(tensor, strides.row(page, head, offset + i), strides, dims, factor, add);
+          const std::int64_t base = strides.row(page, head, offset + i);
+          if (is_four_bit(tensor.dtype)) {
+            c08_block_scales(c, is_k, factor, {page, offset + i, head}, base, position + i, r, add);
+          } else {
+            for_each_non_finite(tensor, base, strides, dims, factor, add);
+          }
         }
       }
     });
@@ -186,7 +218,8 @@ void cached(Context& c, RuleId rule, bool is_k) {
 }
 
 bool cache_readable(const Context& c, const Tensor& side) {
-  return c.pages_sound && readable(side) && is_cached(side.dtype) && !c.report.broken({M04, M05, M07, M36, M51, T13});
+  return c.pages_sound && readable(side) && is_cached(side.dtype) &&
+         !c.report.broken({M04, M05, M07, M36, M51, M52, M53, M54, M55, T13});
 }
 
 void c02_cached_key(Context& c) {

@@ -89,15 +89,60 @@ void m36_scale_form(Context& c, std::string_view tensor_name, const Tensor& t) {
                                                         c.sizes.num_pages, c.sizes.page_size, heads));
 }
 
-void m50_integers_have_scales(Context& c, std::string_view tensor_name, const Tensor& t) {
-  if (t.present() || !descriptor_ok(c.cache.k) || c.cache.k.dtype != DType::i8) return;
+void m50_integers_have_scales(Context& c, std::string_view tensor_name, const Tensor& t, const Tensor& codes) {
+  if (t.present() || !descriptor_ok(codes) || codes.dtype != DType::i8) return;
   c.report.add(M50, tensor_name, {}, "absent", "a scale of the i8 cache");
 }
 
-void m51_token_scales_of_codes(Context& c, std::string_view tensor_name, const Tensor& t) {
-  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(c.cache.k) || is_code(c.cache.k.dtype)) return;
-  c.report.add(M51, tensor_name, {}, formatted("three axes beside a cache of {}", name(c.cache.k.dtype)),
+void m51_token_scales_of_codes(Context& c, std::string_view tensor_name, const Tensor& t, const Tensor& codes) {
+  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(codes) || is_code(codes.dtype)) return;
+  c.report.add(M51, tensor_name, {}, formatted("three axes beside a cache of {}", name(codes.dtype)),
                "scalar, [1] or [num_kv_heads], or a cache of i8 or an fp8 format");
+}
+
+/// One side of the cache with the scales of its blocks.
+struct BlockSide {
+  std::string_view codes_name, scales_name;
+  const Tensor &codes, &scales;
+  std::int64_t head_dim;
+};
+
+void m52_block_scales_of_four_bits(Context& c, const BlockSide& side) {
+  if (!descriptor_ok(side.codes)) return;
+  const DType type = side.codes.dtype, expected = block_scale_type(type);
+  if (side.scales.present() == is_four_bit(type) && (!descriptor_ok(side.scales) || side.scales.dtype == expected)) return;
+  if (!is_four_bit(type))
+    return c.report.add(M52, side.scales_name, {}, formatted("given beside {} of {}", side.codes_name, name(type)),
+                        "absent unless it is nvfp4 or mxfp4");
+  c.report.add(M52, side.scales_name, {},
+               side.scales.present() ? formatted("dtype {}", name(side.scales.dtype)) : std::string("absent"),
+               formatted("{} scales of blocks of {} {}", name(expected), block_size(type), name(type)));
+}
+
+void m53_block_scale_shape(Context& c, const BlockSide& side) {
+  if (!is_four_bit(side.codes.dtype) || !well_formed(side.scales) || !known(side.head_dim) || c.report.broken(M54)) return;
+  const std::int64_t sizes[] = {c.sizes.num_pages, c.sizes.page_size, c.sizes.num_kv_heads,
+                                side.head_dim / block_size(side.codes.dtype)};
+  bool fits = side.scales.rank == 4;
+  for (int i = 0; fits && i < 4; ++i) fits = side.scales.shape[i] == sizes[i];
+  if (fits) return;
+  c.report.add(M53, side.scales_name, {}, "shape " + shape_text(side.scales),
+               formatted("[{}] = [num_pages, page_size, num_kv_heads, head_dim / {}]", fmt::join(sizes, ", "),
+                         block_size(side.codes.dtype)));
+}
+
+void m54_whole_blocks(Context& c, const BlockSide& side) {
+  if (!is_four_bit(side.codes.dtype) || !known(side.head_dim) || side.head_dim % block_size(side.codes.dtype) == 0) return;
+  c.report.add(M54, side.codes_name, {}, formatted("head_dim {}", side.head_dim),
+               formatted("a multiple of {}, the block of {}", block_size(side.codes.dtype), name(side.codes.dtype)));
+}
+
+void m55_bytes_side_by_side(Context& c, const BlockSide& side) {
+  if (!descriptor_ok(side.codes) || !is_four_bit(side.codes.dtype)) return;
+  if (c.cache.layout == CacheLayout::packed)
+    return c.report.add(M55, side.codes_name, {}, formatted("{} in the packed layout", name(side.codes.dtype)), "nhd or hnd");
+  if (!well_formed(side.codes) || side.codes.rank != 4 || side.codes.shape[3] < 2 || side.codes.stride[3] == 1) return;
+  c.report.add(M55, side.codes_name, {}, formatted("stride {} of the bytes of a row", side.codes.stride[3]), "1");
 }
 
 /// A scale whose rows must be fp8_e4m3fn.
@@ -156,9 +201,18 @@ void t15_sinks(Context& c) {
 
 void apply_scale_shape_rules(Context& c) {
   for (const NamedTensor& t : {NamedTensor{"k_scale", &c.cache.k_scale}, NamedTensor{"v_scale", &c.cache.v_scale}}) {
+    const Tensor& codes = t.tensor == &c.cache.k_scale ? c.cache.k : c.cache.v;
     m36_scale_form(c, t.name, *t.tensor);
-    m50_integers_have_scales(c, t.name, *t.tensor);
-    m51_token_scales_of_codes(c, t.name, *t.tensor);
+    m50_integers_have_scales(c, t.name, *t.tensor, codes);
+    m51_token_scales_of_codes(c, t.name, *t.tensor, codes);
+  }
+  const BlockSide sides[] = {{"cache.k", "k_block_scale", c.cache.k, c.cache.k_block_scale, c.sizes.cache_head_dim},
+                             {"cache.v", "v_block_scale", c.cache.v, c.cache.v_block_scale, c.sizes.v_head_dim}};
+  for (const BlockSide& side : sides) {
+    m52_block_scales_of_four_bits(c, side);
+    m54_whole_blocks(c, side);
+    m53_block_scale_shape(c, side);
+    m55_bytes_side_by_side(c, side);
   }
 }
 

@@ -199,6 +199,7 @@ void m17_cache_extents(Context& c) {
 
 void m19_packed_x(Context& c) {
   if (!cache_ranks_ok(c) || c.report.broken(M17) || c.cache.layout != CacheLayout::packed) return;
+  if (is_four_bit(c.cache.k.dtype)) return;  // Q-M55
   const std::int64_t x = packed_x(c.cache.k.dtype);
   if (c.cache.k.shape[4] != x) {
     c.report.add(M19, "cache.k", {}, formatted("last extent {}", c.cache.k.shape[4]),
@@ -212,7 +213,7 @@ void m19_packed_x(Context& c) {
 void m18_cache_v_shape(Context& c) {
   if (!cache_ranks_ok(c) || c.report.broken({M17, M19})) return;
   std::array<std::int64_t, Tensor::kMaxRank> expected = c.cache.k.shape;
-  expected[3] = v_head_dim(c.cache);
+  expected[3] = c.cache.v.shape[3];
   if (c.cache.layout == CacheLayout::packed)
     expected = {num_pages(c.cache), num_kv_heads(c.cache), v_head_dim(c.cache), page_size(c.cache)};
   if (std::equal(expected.begin(), expected.begin() + 4, c.cache.v.shape.begin())) return;
@@ -221,25 +222,26 @@ void m18_cache_v_shape(Context& c) {
                          shape_text(c.cache.k), name(c.cache.layout)));
 }
 
-void m20_cache_dtype(Context& c, DType row_dtype) {
-  const DType dtype = c.cache.k.dtype;
-  if (descriptor_ok(c.cache.k) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
-    return c.report.add(M20, "cache.k", {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
-  if (!descriptor_ok(c.cache.k) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype)) return;
+void m20_cache_dtype(Context& c, const NamedTensor& t, DType row_dtype) {
+  const DType dtype = t.tensor->dtype;
+  if (descriptor_ok(*t.tensor) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
+    return c.report.add(M20, t.name, {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
+  if (!descriptor_ok(*t.tensor) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype) || is_four_bit(dtype)) return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
   const bool f32_too = row_dtype == DType::f32;
-  c.report.add(M20, "cache.k", {}, quoted_dtype(dtype),
-               formatted("{}f16, bf16, an fp8 format or i8{}", f32_too ? "f32, " : "",
+  c.report.add(M20, t.name, {}, quoted_dtype(dtype),
+               formatted("{}f16, bf16, an fp8 format, i8, nvfp4 or mxfp4{}", f32_too ? "f32, " : "",
                          row_known && dtype == DType::f32 && !f32_too
                              ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key",
                                          name(row_dtype))
                              : ""));
 }
 
-void m21_cache_v_dtype(Context& c) {
-  if (!descriptor_ok(c.cache.k) || !descriptor_ok(c.cache.v) || c.cache.k.dtype == c.cache.v.dtype) return;
-  c.report.add(M21, "cache.v", {}, quoted_dtype(c.cache.v.dtype), formatted("{} as cache.k", name(c.cache.k.dtype)));
+void m21_one_dtype_of_shared_bytes(Context& c) {
+  const Tensor &k = c.cache.k, &v = c.cache.v;
+  if (!placed(k) || !placed(v) || k.dtype == v.dtype || !may_overlap(k, v)) return;
+  c.report.add(M21, "cache.v", {}, quoted_dtype(v.dtype), formatted("{} as cache.k, whose memory it shares", name(k.dtype)));
 }
 
 void m22_head_dim(Context& c) {
@@ -392,8 +394,9 @@ void apply_cache_shape_rules(Context& c, DType row_dtype) {
     c.sizes.cache_head_dim = head_dim(c.cache);
     c.sizes.v_head_dim = v_head_dim(c.cache);
   }
-  m20_cache_dtype(c, row_dtype);
-  m21_cache_v_dtype(c);
+  m20_cache_dtype(c, {"cache.k", &c.cache.k}, row_dtype);
+  if (c.cache.v.dtype != c.cache.k.dtype) m20_cache_dtype(c, {"cache.v", &c.cache.v}, row_dtype);
+  m21_one_dtype_of_shared_bytes(c);
 }
 
 void apply_workspace_rule(Report& report, std::span<const NamedTensor> tensors, std::span<const std::byte> workspace,

@@ -175,11 +175,13 @@ void s06_one_dtype(Context& c) {
                formatted("{} as key", name(c.batch.key.dtype)));
 }
 
-/// Tensors that append() writes: the cache, and scales of tokens.
+/// Tensors that append() writes: the cache, and scales of tokens and blocks.
 std::vector<NamedTensor> written(const Context& c) {
   std::vector<NamedTensor> list{{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
   if (c.cache.k_scale.rank == 3) list.push_back({"k_scale", &c.cache.k_scale});
   if (c.cache.v_scale.rank == 3) list.push_back({"v_scale", &c.cache.v_scale});
+  if (c.cache.k_block_scale.present()) list.push_back({"k_block_scale", &c.cache.k_block_scale});
+  if (c.cache.v_block_scale.present()) list.push_back({"v_block_scale", &c.cache.v_block_scale});
   return list;
 }
 

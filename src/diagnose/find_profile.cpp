@@ -47,7 +47,7 @@ std::vector<NumericsProfile> candidates(const Facts& f) {
   if (is_fp8(type) || is_fp8(f.batch.output.dtype)) return {};  // 8 bits hide what a profile would explain
   if (type == DType::f32) return {{.tf32_products = true}, {.weights = DType::f16}, {.weights = DType::bf16}};
   std::vector<NumericsProfile> list;
-  const bool converted = f.cache.k.dtype != type;
+  const bool converted = f.cache.k.dtype != type || f.cache.v.dtype != type;
   if (converted) list.push_back({.dequantised_to_query = true});
   if (type == DType::bf16) list.push_back({.weights = DType::f16});
   list.push_back({.weights = type});

@@ -104,7 +104,8 @@ Said facts_of(const Case& c, const RankNote& note) {
       {"span", formatted("{}", note.shard.span)},
       {"query", to_string(c.batch.query)},
       {"layout", std::string(name(c.cache.layout))},
-      {"type of the cache", std::string(name(c.cache.k.dtype))},
+      {"type of cached keys", std::string(name(c.cache.k.dtype))},
+      {"type of cached values", std::string(name(c.cache.v.dtype))},
       {"page_size", formatted("{}", page_size(c.cache))},
       {"num_kv_heads", formatted("{}", num_kv_heads(c.cache))},
       {"softmax_scale", option_text(o.softmax_scale)},
@@ -221,6 +222,8 @@ Status well_formed(const Case& c, std::int32_t rank) {
   if (c.cache.k.rank != cache_rank || c.cache.v.rank != 4) return wrong("k_cache", c.cache.k, "the axes of its layout");
   for (const Tensor* scale : {&c.cache.k_scale, &c.cache.v_scale})
     if (scale->rank == 3) return wrong("k_scale or v_scale", *scale, "scalar, [1] or [num_kv_heads] over ranks");
+  for (const Tensor* side : {&c.cache.k, &c.cache.v})
+    if (is_four_bit(side->dtype)) return wrong("k_cache or v_cache", *side, "more than 4 bits over ranks");
   if (!is_like(c.observed, b.query, 3)) return wrong("observed", c.observed, "a floating type and the shape of query");
   if (!b.lse.present()) return {};
   if (!is_like(b.lse, b.query, 2) || b.lse.dtype != DType::f32) return wrong("lse", b.lse, "f32 [tokens, heads]");

@@ -89,6 +89,8 @@ class Cut {
     out.cache.v = gather(out, c_.cache.v, pages_);
     out.cache.k_scale = scale_of_pages(out, c_.cache.k_scale);
     out.cache.v_scale = scale_of_pages(out, c_.cache.v_scale);
+    out.cache.k_block_scale = gather(out, c_.cache.k_block_scale, pages_);
+    out.cache.v_block_scale = gather(out, c_.cache.v_block_scale, pages_);
     out.batch.q_scale = all(out, b.q_scale);
     out.batch.output_scale = all(out, b.output_scale);
     out.batch.query = gather(out, b.query, tokens_);

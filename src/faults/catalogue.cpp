@@ -34,6 +34,7 @@ const std::vector<Fault>& catalogue() {
     add_heads(all);
     add_scales(all);
     add_formats(all);
+    add_blocks(all);
     add_scores(all);
     add_alibi(all);
     add_causal(all, add_softmax);

@@ -44,8 +44,10 @@ const float* DecodedPages::decode(Side side, std::int64_t page, std::int64_t kv_
   Place place;
   place.page = page;
   for (place.offset = 0; place.offset < page_size_; ++place.offset) {
-    elements_as(cache_.layout, side, t.stride, cache_.k.shape[4], place, kv_head, at);
+    elements_as(cache_.layout, side, code_strides(t), cache_.k.shape[4], place, kv_head, at);
     decode_as(t.dtype, t.data, at, row.data());
+    for (std::size_t d = 0; is_four_bit(t.dtype) && d < dims; ++d)
+      row[d] *= block_scale(cache_, side, place, kv_head, static_cast<std::int64_t>(d) / block_size(t.dtype));
     for (std::size_t d = 0; d < dims; ++d) values[static_cast<std::size_t>(place.offset) * dims + d] = static_cast<float>(row[d]);
   }
   float* none = nullptr;

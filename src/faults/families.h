@@ -29,6 +29,7 @@ void add_softmax(std::vector<Fault>& list);
 void add_sinks(std::vector<Fault>& list);
 void add_scales(std::vector<Fault>& list);
 void add_formats(std::vector<Fault>& list);
+void add_blocks(std::vector<Fault>& list);
 void add_positions(std::vector<Fault>& list);
 void add_shapes(std::vector<Fault>& list);
 void add_head_dims(std::vector<Fault>& list);

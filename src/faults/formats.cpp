@@ -10,94 +10,146 @@
 namespace quire::faults_detail {
 namespace {
 
-DType type_of(const Facts& f) { return f.cache.k.dtype; }
+DType type_of(const Facts& f, Side side) { return side == Side::key ? f.cache.k.dtype : f.cache.v.dtype; }
 
-std::string not_fp8(const Facts& f) { return formatted("the cache is {}", name_of(type_of(f))); }
+/// "i8", or "i8/bf16" of K and V with types of their own.
+std::string types_of(const Facts& f) {
+  const DType k = type_of(f, Side::key), v = type_of(f, Side::value);
+  return k == v ? name_of(k) : formatted("{}/{}", name_of(k), name_of(v));
+}
 
+std::string not_fp8(const Facts& f) { return formatted("the cache is {}", types_of(f)); }
+
+/// A side's type -> reader of its codes, or none if the fault says nothing of the type.
 using Decode = std::function<void(const void* data, std::span<const std::int64_t> at, double* values)>;
+using Reader = std::function<Decode(DType stored)>;
 
-/// Suspects with both caches misread, or one of them.
-Suspects misread(const Evidence& e, const Decode& decode, const std::string& detail) {
+/// Suspects with both caches misread, or one of them, as far as the fault speaks of their types.
+Suspects misread(const Evidence& e, const Reader& reader, const std::string& detail, const std::string& why_not) {
   if (!any_cached(e.facts)) return cannot_show("no row reads the cache");
+  const Decode of_key = reader(type_of(e.facts, Side::key)), of_value = reader(type_of(e.facts, Side::value));
   Suspects s;
   for (const int sides : {3, 1, 2}) {
+    if ((sides & 1) != 0 && !of_key) continue;
+    if ((sides & 2) != 0 && !of_value) continue;
     if (sides == 1 && !scores_matter(e.facts)) continue;
     const char* which = sides == 3 ? "K and V" : sides == 1 ? "K only" : "V only";
     s.list.push_back({formatted("{}, {}", detail, which),
-                      [decode, sides](Model& m) {
-                        m.decode = [decode, sides, before = m.decode](Side side, const void* data,
-                                                                      std::span<const std::int64_t> at, double* values) {
+                      [of_key, of_value, sides](Model& m) {
+                        m.decode = [of_key, of_value, sides, before = m.decode](
+                                       Side side, const void* data, std::span<const std::int64_t> at, double* values) {
                           const bool wrong = (sides & (side == Side::key ? 1 : 2)) != 0;
+                          const Decode& decode = side == Side::key ? of_key : of_value;
                           return wrong ? decode(data, at, values) : before(side, data, at, values);
                         };
                       },
                       false});
   }
+  if (s.list.empty()) s.why_not = of_key ? kOneKey : why_not;
   return s;
 }
 
-Suspects read_as(const Evidence& e, DType wrong) {
+/// `wrong(stored)` is the type that codes are taken for; none: the fault says nothing of the stored type.
+Suspects read_as(const Evidence& e, DType (*wrong)(DType stored)) {
+  const DType k = type_of(e.facts, Side::key), v = type_of(e.facts, Side::value);
+  const DType stored = wrong(k) != DType::none ? k : v;
   return misread(
-      e, [wrong](const void* data, std::span<const std::int64_t> at, double* values) { decode_as(wrong, data, at, values); },
-      formatted("{} read as {}", name_of(type_of(e.facts)), name_of(wrong)));
+      e,
+      [wrong](DType of_side) -> Decode {
+        const DType type = wrong(of_side);
+        if (type == DType::none) return {};
+        return [type](const void* data, std::span<const std::int64_t> at, double* values) { decode_as(type, data, at, values); };
+      },
+      formatted("{} read as {}", name_of(stored), name_of(wrong(stored))), not_fp8(e.facts));
 }
 
 Suspects other_zero(const Evidence& e) {
-  switch (type_of(e.facts)) {
-    case DType::fp8_e4m3fn: return read_as(e, DType::fp8_e4m3fnuz);
-    case DType::fp8_e4m3fnuz: return read_as(e, DType::fp8_e4m3fn);
-    case DType::fp8_e5m2: return read_as(e, DType::fp8_e5m2fnuz);
-    case DType::fp8_e5m2fnuz: return read_as(e, DType::fp8_e5m2);
-    default: return cannot_show(not_fp8(e.facts));
-  }
+  return read_as(e, [](DType stored) {
+    switch (stored) {
+      case DType::fp8_e4m3fn: return DType::fp8_e4m3fnuz;
+      case DType::fp8_e4m3fnuz: return DType::fp8_e4m3fn;
+      case DType::fp8_e5m2: return DType::fp8_e5m2fnuz;
+      case DType::fp8_e5m2fnuz: return DType::fp8_e5m2;
+      default: return DType::none;
+    }
+  });
 }
 
 Suspects other_exponent(const Evidence& e) {
-  switch (type_of(e.facts)) {
-    case DType::fp8_e4m3fn: return read_as(e, DType::fp8_e5m2);
-    case DType::fp8_e4m3fnuz: return read_as(e, DType::fp8_e5m2fnuz);
-    case DType::fp8_e5m2: return read_as(e, DType::fp8_e4m3fn);
-    case DType::fp8_e5m2fnuz: return read_as(e, DType::fp8_e4m3fnuz);
-    default: return cannot_show(not_fp8(e.facts));
-  }
+  return read_as(e, [](DType stored) {
+    switch (stored) {
+      case DType::fp8_e4m3fn: return DType::fp8_e5m2;
+      case DType::fp8_e4m3fnuz: return DType::fp8_e5m2fnuz;
+      case DType::fp8_e5m2: return DType::fp8_e4m3fn;
+      case DType::fp8_e5m2fnuz: return DType::fp8_e4m3fnuz;
+      default: return DType::none;
+    }
+  });
 }
 
 Suspects other_half(const Evidence& e) {
-  switch (type_of(e.facts)) {
-    case DType::f16: return read_as(e, DType::bf16);
-    case DType::bf16: return read_as(e, DType::f16);
-    default: return cannot_show(not_fp8(e.facts));
-  }
+  return read_as(e, [](DType stored) {
+    return stored == DType::f16 ? DType::bf16 : stored == DType::bf16 ? DType::f16 : DType::none;
+  });
 }
 
 Suspects integers(const Evidence& e) {
-  if (!is_fp8(type_of(e.facts))) return cannot_show(not_fp8(e.facts));
   Suspects all;
   for (const bool is_signed : {false, true}) {
     Suspects s = misread(
         e,
-        [is_signed](const void* data, std::span<const std::int64_t> at, double* values) {
-          for (std::size_t i = 0; i < at.size(); ++i) {
-            const std::uint8_t code = static_cast<const std::uint8_t*>(data)[at[i]];
-            values[i] = is_signed ? static_cast<std::int8_t>(code) : code;
-          }
+        [is_signed](DType stored) -> Decode {
+          if (!is_fp8(stored)) return {};
+          return [is_signed](const void* data, std::span<const std::int64_t> at, double* values) {
+            for (std::size_t i = 0; i < at.size(); ++i) {
+              const std::uint8_t code = static_cast<const std::uint8_t*>(data)[at[i]];
+              values[i] = is_signed ? static_cast<std::int8_t>(code) : code;
+            }
+          };
         },
-        is_signed ? "int8" : "uint8");
+        is_signed ? "int8" : "uint8", not_fp8(e.facts));
     std::move(s.list.begin(), s.list.end(), std::back_inserter(all.list));
     all.why_not = s.why_not;
   }
   return all;
 }
 
-/// Changes of single values: `wrong(value)`.
-Suspects values(const Evidence& e, const std::string& detail, const std::function<double(double)>& wrong) {
+/// One side's type for both: only where elements have one size, as others lie at other addresses.
+Suspects type_of_other(const Evidence& e, Side wrong) {
+  const Facts& f = e.facts;
+  const Side other = wrong == Side::key ? Side::value : Side::key;
+  const DType own = type_of(f, wrong), taken = type_of(f, other);
+  if (own == taken) return cannot_show("K and V have one type");
+  if (itemsize(own) != itemsize(taken) || is_four_bit(own) || is_four_bit(taken))
+    return cannot_show(formatted("elements of {} and {} have sizes of their own", name_of(own), name_of(taken)));
+  if (!any_cached(f)) return cannot_show("no row reads the cache");
+  if (wrong == Side::key && !scores_matter(f)) return cannot_show(kOneKey);
+  return one(
+      [wrong, taken](Model& m) {
+        m.decode = [wrong, taken, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
+                                                     double* values) {
+          return side == wrong ? decode_as(taken, data, at, values) : before(side, data, at, values);
+        };
+      },
+      formatted("{} read as {}", name_of(own), name_of(taken)));
+}
+Suspects values_as_keys(const Evidence& e) { return type_of_other(e, Side::value); }
+Suspects keys_as_values(const Evidence& e) { return type_of_other(e, Side::key); }
+
+/// Changes of single values: `wrong_of(type)(value)`; none for types that the fault says nothing of.
+Suspects values(const Evidence& e, const std::string& detail,
+                const std::function<std::function<double(double)>(DType)>& wrong_of) {
   return misread(
       e,
-      [type = type_of(e.facts), wrong](const void* data, std::span<const std::int64_t> at, double* to) {
-        decode_as(type, data, at, to);
-        for (std::size_t i = 0; i < at.size(); ++i) to[i] = wrong(to[i]);
+      [wrong_of](DType type) -> Decode {
+        const std::function<double(double)> wrong = wrong_of(type);
+        if (!wrong) return {};
+        return [type, wrong](const void* data, std::span<const std::int64_t> at, double* to) {
+          decode_as(type, data, at, to);
+          for (std::size_t i = 0; i < at.size(); ++i) to[i] = wrong(to[i]);
+        };
       },
-      detail);
+      detail, not_fp8(e.facts));
 }
 
 /// Share of the visible values of one side that `counts` is true for; looks at 65536 values at most.
@@ -122,34 +174,51 @@ double share(const Facts& f, Side side, Predicate&& counts) {
   return seen == 0 ? 0 : static_cast<double>(found) / static_cast<double>(seen);
 }
 
+/// The smallest normal number of an fp8 format; 0 for other types.
+double smallest_normal(DType type) {
+  switch (type) {
+    case DType::fp8_e4m3fn: return 0x1p-6;
+    case DType::fp8_e4m3fnuz: return 0x1p-7;
+    case DType::fp8_e5m2: return 0x1p-14;
+    case DType::fp8_e5m2fnuz: return 0x1p-15;
+    default: return 0;
+  }
+}
+
+bool is_subnormal(double value, double smallest) { return value != 0 && std::fabs(value) < smallest; }
+
 Suspects flushed(const Evidence& e) {
   constexpr double kEnough = 0.002;
-  double smallest = 0;
-  switch (type_of(e.facts)) {
-    case DType::fp8_e4m3fn: smallest = 0x1p-6; break;
-    case DType::fp8_e4m3fnuz: smallest = 0x1p-7; break;
-    case DType::fp8_e5m2: smallest = 0x1p-14; break;
-    case DType::fp8_e5m2fnuz: smallest = 0x1p-15; break;
-    default: return cannot_show(not_fp8(e.facts));
-  }
-  const auto subnormal = [smallest](double v) { return v != 0 && std::fabs(v) < smallest; };
-  if (std::max(share(e.facts, Side::key, subnormal), share(e.facts, Side::value, subnormal)) < kEnough)
-    return cannot_show("hardly any stored value is subnormal");
-  return values(e, "subnormals", [subnormal](double v) { return subnormal(v) ? 0 : v; });
+  double most = -1;
+  for (const Side side : kSides)
+    if (const double smallest = smallest_normal(type_of(e.facts, side)); smallest > 0)
+      most = std::max(most, share(e.facts, side, [smallest](double v) { return is_subnormal(v, smallest); }));
+  if (most < 0) return cannot_show(not_fp8(e.facts));
+  if (most < kEnough) return cannot_show("hardly any stored value is subnormal");
+  return values(e, "subnormals", [](DType type) -> std::function<double(double)> {
+    const double smallest = smallest_normal(type);
+    if (smallest == 0) return {};
+    return [smallest](double v) { return is_subnormal(v, smallest) ? 0 : v; };
+  });
 }
 
 Suspects saturated(const Evidence& e) {
   static constexpr double kMost = 240;
-  if (type_of(e.facts) != DType::fp8_e4m3fn)
-    return cannot_show(formatted("the cache is {}, not fp8_e4m3fn", name_of(type_of(e.facts))));
-  const auto large = [](double v) { return std::fabs(v) > kMost; };
-  if (share(e.facts, Side::key, large) + share(e.facts, Side::value, large) < 0.001)
-    return cannot_show("hardly any stored value exceeds 240");
-  return values(e, "at 240", [](double v) { return std::isnan(v) ? v : std::clamp(v, -kMost, kMost); });
+  double found = -1;
+  for (const Side side : kSides)
+    if (type_of(e.facts, side) == DType::fp8_e4m3fn)
+      found = std::max(found, 0.0) + share(e.facts, side, [](double v) { return std::fabs(v) > kMost; });
+  if (found < 0) return cannot_show(formatted("the cache is {}, not fp8_e4m3fn", types_of(e.facts)));
+  if (found < 0.001) return cannot_show("hardly any stored value exceeds 240");
+  return values(e, "at 240", [](DType type) -> std::function<double(double)> {
+    if (type != DType::fp8_e4m3fn) return {};
+    return [](double v) { return std::isnan(v) ? v : std::clamp(v, -kMost, kMost); };
+  });
 }
 
 Suspects sign_lost(const Evidence& e) {
-  return values(e, "sign bit masked off", [](double v) { return std::fabs(v); });
+  return values(e, "sign bit masked off",
+                [](DType) -> std::function<double(double)> { return [](double v) { return std::fabs(v); }; });
 }
 
 }  // namespace
@@ -169,7 +238,13 @@ void add_formats(std::vector<Fault>& list) {
       "look at the conversion to 16 bits: bit tricks forget exponent 0", flushed);
   add("fp8_saturated_at_240", "cuts fp8_e4m3fn values at 240, the largest of e4m3fnuz", "", kName, saturated);
   add("f16_bf16_confused", "reads f16 codes as bf16, or the reverse", "", "pass the cache's type, not the query's", other_half);
+  const char* const kTypes = "pass the type of each side; K and V may have types of their own";
   add("sign_lost", "loses the sign of cached values", "", "look at the bit mask of the conversion", sign_lost);
+  const auto add_of_types = [&](const char* id, const char* text, Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "unlike_types", text, "", kTypes}, Rank::mistake, suspects});
+  };
+  add_of_types("v_read_as_type_of_k", "reads values as the type of keys", values_as_keys);
+  add_of_types("k_read_as_type_of_v", "reads keys as the type of values", keys_as_values);
 }
 
 }  // namespace quire::faults_detail

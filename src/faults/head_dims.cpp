@@ -34,8 +34,9 @@ Suspects strides_of_other(const Evidence& e, Side wrong) {
   if (wrong == Side::key && !scores_matter(f)) return cannot_show(kOneKey);
   const std::int64_t dims = f.dims_of(wrong == Side::key ? Side::value : Side::key);
   const auto strides = strides_with(f, wrong, dims);
-  const Tensor& t = wrong == Side::key ? f.cache.k : f.cache.v;
-  if (std::equal(t.stride.begin(), t.stride.begin() + t.rank, strides.begin()))
+  const Tensor& t = f.codes(wrong);
+  const auto own = f.strides(wrong);
+  if (std::equal(own.begin(), own.begin() + t.rank, strides.begin()))
     return cannot_show("V lies in rows of K's length: the strides are the same");
   return one(
       [strides, wrong, layout = f.cache.layout, x = f.cache.k.shape[4]](Model& m) {

@@ -9,6 +9,7 @@
 
 #include "faults/visible.h"
 #include "semantics/dtype.h"
+#include "semantics/fp4.h"
 
 namespace quire::faults_detail {
 namespace {
@@ -25,11 +26,14 @@ std::vector<std::int64_t> indices(const Tensor& t) {
 
 const Tensor& cache_tensor(const Facts& f, Side side) { return side == Side::key ? f.cache.k : f.cache.v; }
 
-/// Largest element offset plus 1, of a tensor whose strides are not negative.
+/// Bits of a code.
+std::int64_t bits_of(DType type) { return is_four_bit(type) ? 4 : 8 * itemsize(type); }
+
+/// Largest offset plus 1 in codes, of a tensor whose strides are not negative.
 std::int64_t extent(const Tensor& t) {
   std::int64_t last = 0;
   for (int i = 0; i < t.rank; ++i) last += (t.shape[static_cast<std::size_t>(i)] - 1) * t.stride[static_cast<std::size_t>(i)];
-  return t.num_elements() == 0 ? 0 : last + 1;
+  return t.num_elements() == 0 ? 0 : (last + 1) * (is_four_bit(t.dtype) ? 2 : 1);
 }
 
 Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
@@ -88,8 +92,10 @@ double per_head(const Tensor& t, std::int64_t head, double absent) {
 /// the tensors: so what lies in one of them alone is inside only if they have dims of their own, and no fault swaps those.
 template <typename Decode>
 void decode_inside(const Facts& f, Side side, std::span<const std::int64_t> at, Decode&& decode, std::span<double> to) {
+  const Tensor &k = f.cache.k, &v = f.cache.v;
   const std::int64_t own = extent(cache_tensor(f, side));
-  const std::int64_t end = f.has_equal_dims() ? std::min(extent(f.cache.k), extent(f.cache.v)) : own;
+  const std::int64_t bits = std::min(extent(k) * bits_of(k.dtype), extent(v) * bits_of(v.dtype));
+  const std::int64_t end = f.has_equal_dims() ? bits / std::max(bits_of(k.dtype), bits_of(v.dtype)) : own;
   bool inside = true;
   for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) return decode(at, to.data());
@@ -114,6 +120,7 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
   m.elements(side, place, head, at);
   decode_inside(
       *m.facts, side, at, [&](std::span<const std::int64_t> some, double* values) { m.decode(side, t.data, some, values); }, to);
+  if (is_four_bit(t.dtype)) m.blocks(side, place, head, to);
 }
 
 /// A K or V vector as a model reads it: stored values and one factor, or own values if a fault changes the vector.
@@ -124,7 +131,7 @@ struct Loaded {
 
 /// Whether the model reads elements of the cache unchanged.
 bool reads_as_stored(const Model& m) {
-  return !m.elements.replaced() && !m.decode.replaced() && !m.vector && !m.facts->dequantised_to_query;
+  return !m.elements.replaced() && !m.decode.replaced() && !m.blocks.replaced() && !m.vector && !m.facts->dequantised_to_query;
 }
 
 /// `values` (which has the dims that are wanted) is filled only if nothing is stored.
@@ -387,10 +394,33 @@ static void decode_each(DType dtype, const void* data, std::size_t count, At&& a
       return;
     }
     case DType::bf16: return decode([] { return DType::bf16; });
+    case DType::nvfp4:
+    case DType::mxfp4:
+      for (std::size_t i = 0; i < count; ++i) values[i] = semantics::e2m1_decode(semantics::load_code4(data, at(i)));
+      return;
     default: break;
   }
   const std::array<double, 256>& values_of = code_values(dtype);
   for (std::size_t i = 0; i < count; ++i) values[i] = values_of[static_cast<const std::uint8_t*>(data)[at(i)]];
+}
+
+std::array<std::int64_t, Tensor::kMaxRank> code_strides(const Tensor& t) {
+  std::array<std::int64_t, Tensor::kMaxRank> strides = t.stride;
+  if (is_four_bit(t.dtype))
+    for (int i = 0; i < 3; ++i) strides[static_cast<std::size_t>(i)] *= 2;
+  return strides;
+}
+
+double block_scale(const KVCache& cache, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+  const Tensor& t = side == Side::key ? cache.k_block_scale : cache.v_block_scale;
+  const std::int64_t at[] = {place.page, place.offset, head, block};
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    if (t.rank != 4 || at[i] < 0 || at[i] >= t.shape[i]) return kModelNaN;
+    offset += at[i] * t.stride[i];
+  }
+  const DType cached = side == Side::key ? cache.k.dtype : cache.v.dtype;
+  return semantics::block_scale_decode(cached, static_cast<const std::uint8_t*>(t.data)[offset]);
 }
 
 void decode_as(DType dtype, const void* data, std::span<const std::int64_t> at, double* values) {
@@ -425,12 +455,17 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   place = [f](const Model& m, const Row& r, Side, std::int64_t position) { return true_place(*f, m, r, position); };
   elements = [f](Side side, const Place& p, std::int64_t head, std::span<std::int64_t> at) {
     const Tensor& t = cache_tensor(*f, side);
-    elements_as(f->cache.layout, side, t.stride, f->cache.k.shape[4], p, head, at);
+    elements_as(f->cache.layout, side, code_strides(t), f->cache.k.shape[4], p, head, at);
   };
   decode = [f](Side side, const void* data, std::span<const std::int64_t> at, double* values) {
     decode_as(cache_tensor(*f, side).dtype, data, at, values);
   };
   scale = [f](Side side, const Place& p, std::int64_t head) { return true_scale(*f, side, p, head); };
+  blocks = [f](Side side, const Place& p, std::int64_t head, std::span<double> to) {
+    const auto size = static_cast<std::size_t>(block_size(f->codes(side).dtype));
+    for (std::size_t d = 0; size > 0 && d < to.size(); ++d)
+      to[d] *= block_scale(f->cache, side, p, head, static_cast<std::int64_t>(d / size));
+  };
   query = [f](const Row& r, std::int64_t d) -> double {
     const Tensor& q = f->batch.query;
     const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1] &&
@@ -464,8 +499,8 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
 
 void Model::settle() {
   const auto all = [](auto&... belief) { (belief.settle(), ...); };
-  all(row, keys, table, place, kv_head, elements, decode, scale, vector, query, softmax_scale, cap, bias, score, sink, weight,
-      softmax, finish);
+  all(row, keys, table, place, kv_head, elements, decode, scale, blocks, vector, query, softmax_scale, cap, bias, score, sink,
+      weight, softmax, finish);
 }
 
 void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
@@ -481,7 +516,7 @@ void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std:
   const Tensor& t = cache_tensor(f, side);
   if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
   std::vector<std::int64_t> at(to.size());
-  elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], place, head, at);
+  elements_as(f.cache.layout, side, code_strides(t), f.cache.k.shape[4], place, head, at);
   decode_inside(
       f, side, at, [&](std::span<const std::int64_t> some, double* values) { decode_as(dtype, t.data, some, values); }, to);
 }

@@ -9,6 +9,7 @@
 // with the reference.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -20,6 +21,9 @@
 #include "quire/problem.hpp"
 
 namespace quire::faults_detail {
+
+/// Strides of a cache tensor in codes: two of 4 bits lie in a byte, side by side.
+std::array<std::int64_t, Tensor::kMaxRank> code_strides(const Tensor& t);
 
 /// Contents of the batch, decoded once. Facts are true, whatever a model believes.
 struct Facts {
@@ -65,6 +69,10 @@ struct Facts {
   /// Dims of a row of K or V.
   std::int64_t dims_of(Side side) const { return side == Side::key ? head_dim : v_head_dim; }
   bool has_equal_dims() const { return head_dim == v_head_dim; }
+  const Tensor& codes(Side side) const { return side == Side::key ? cache.k : cache.v; }
+  const Tensor& block_scales(Side side) const { return side == Side::key ? cache.k_block_scale : cache.v_block_scale; }
+  /// Codes from an element of each axis to the next.
+  std::array<std::int64_t, Tensor::kMaxRank> strides(Side side) const { return code_strides(codes(side)); }
   /// V is the leading dims of K's rows: one tensor.
   bool v_is_in_k() const;
   bool has_prefix() const { return options.prefix_len.has_value() || batch.prefix_lens.present(); }
@@ -143,10 +151,13 @@ struct Model {
   Belief<std::int64_t(std::int64_t req, std::int64_t column)> table;
   Belief<Place(const Model&, const Row&, Side, std::int64_t position)> place;
   Belief<std::int64_t(const Row&, Side)> kv_head;
-  // Elements at a place: the element offset of dim i in at[i], the value of each code, one scale for all dims.
+  // Elements at a place: the offset of dim i in at[i], in codes (two of 4 bits lie in a byte), the value of each code, one scale
+  // for all dims.
   Belief<void(Side, const Place&, std::int64_t kv_head, std::span<std::int64_t> at)> elements;
   Belief<void(Side, const void* data, std::span<const std::int64_t> at, double* values)> decode;
   Belief<double(Side, const Place&, std::int64_t kv_head)> scale;
+  /// Multiplies the leading dims of a cached vector by the scales of their blocks, where codes have 4 bits.
+  Belief<void(Side, const Place&, std::int64_t kv_head, std::span<double>)> blocks;
   /// Absent in the truth. Changes a K or V vector after it was loaded and scaled.
   Belief<void(const Row&, Side, const Place&, std::int64_t kv_head, std::span<double>)> vector;
   // Score of a key. The default `score` is cap(softmax_scale * dot) + bias, with the functions of the given model.
@@ -195,6 +206,9 @@ void load_new_row(const Facts& facts, Side side, std::int64_t token, std::int64_
 
 /// Loads the codes of one (page, offset, head) of the cache, decoded as `dtype` and not scaled; NaN outside of the cache.
 void load_codes(const Facts& facts, DType dtype, Side side, const Place& place, std::int64_t kv_head, std::span<double> to);
+
+/// The scale of block `block` of a cached token; NaN outside of the tensor of scales.
+double block_scale(const KVCache& cache, Side side, const Place& place, std::int64_t kv_head, std::int64_t block);
 
 /// The ALiBi slope of a head: 0 without slopes, NaN if there is no such head.
 double slope_of(const Facts& facts, std::int64_t head);

@@ -13,7 +13,7 @@ namespace quire::plan_detail {
 class CostModel {
  public:
   explicit CostModel(const Problem& p)
-      : key_bytes_(static_cast<double>((p.head_dim + p.out_dim()) * itemsize(p.kv_dtype))),
+      : key_bytes_(static_cast<double>(p.kv_bytes())),
         row_bytes_(static_cast<double>(2 * (p.head_dim + p.out_dim()) * p.group()) / kFlopsPerByte) {}
 
   /// `rows` query rows (each of all query heads of the group) against `keys` keys of one KV head.

@@ -34,7 +34,7 @@ class Cuts {
   std::int64_t key_tiles(const Tile& tile) const { return tiling_.key_tiles(tile); }
   std::int64_t read_bytes(const Request& r) const {
     const KeyPositions keys = p_.visible_keys(r);
-    return (keys.end - keys.begin) * p_.num_kv_heads * (p_.head_dim + p_.out_dim()) * itemsize(p_.kv_dtype);
+    return (keys.end - keys.begin) * p_.num_kv_heads * p_.kv_bytes();
   }
   /// The part size, where the list does not fix it.
   std::int32_t part_tiles() const {

@@ -27,7 +27,7 @@ const DeviceCosts* costs_of(const Device& device) {
 
 /// Costs of a list's body on a device; null if it was not measured. Costs of tiles of other sizes do not apply.
 const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
-  if (!problem.has_equal_dims()) return nullptr;
+  if (!problem.has_equal_dims() || !problem.has_equal_types() || problem.has_block_scales()) return nullptr;
   const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
@@ -55,7 +55,7 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   if (costs == nullptr) {
     const Problem& p = plan.problem;
     const std::string dims = p.has_equal_dims() ? formatted("{}", p.head_dim) : formatted("{} (V: {})", p.head_dim, p.out_dim());
-    prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, dims, name(p.kv_dtype));
+    prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, dims, p.cache_types());
     return false;
   }
   plan_detail::ListWork work;

@@ -109,7 +109,7 @@ void count_traffic(Plan& plan) {
     keys += range.end - range.begin;
   }
   const std::int64_t dims = p.head_dim + p.out_dim();
-  plan.kv_bytes = keys * p.num_kv_heads * dims * itemsize(p.kv_dtype);
+  plan.kv_bytes = keys * p.num_kv_heads * p.kv_bytes();
   plan.flops = 2.0 * static_cast<double>(dims) * static_cast<double>(p.num_q_heads) * static_cast<double>(p.visible_pairs());
 }
 

@@ -94,7 +94,7 @@ Status validate_cache(const PagePoolOptions& o) {
     return bad(formatted("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
   if (c.num_kv_heads < 1) return bad(formatted("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
   if (c.head_dim < 1) return bad(formatted("PagePool cache.head_dim: {}, expected at least 1", c.head_dim));
-  if (!is_cached(c.dtype))
+  if (!is_cached(c.dtype) || is_four_bit(c.dtype))
     return bad(formatted("PagePool cache.dtype: {}, expected f32, f16, bf16, an fp8 format or i8", name(c.dtype)));
   if (!layer_bytes(o)) return bad("PagePool cache: the sizes multiply to more bytes than can be addressed");
   return {};

@@ -24,7 +24,15 @@ struct KvStrides {
   QUIRE_HD std::int64_t element(std::int64_t d) const { return d / x * chunk + d % x * dim; }
 };
 
+/// Rows of bytes with two codes each, which lie side by side (Q-M55): element d is code d of the row (block_scale.h).
+inline KvStrides in_codes(const KvStrides& bytes) { return {2 * bytes.page, 2 * bytes.head, 2 * bytes.token, 0, 1, 2 * bytes.x}; }
+
 inline KvStrides k_strides(const KVCache& cache) {
+  if (is_four_bit(cache.k.dtype)) {
+    KVCache bytes = cache;
+    bytes.k.dtype = DType::u8;
+    return in_codes(k_strides(bytes));
+  }
   const auto& s = cache.k.stride;
   const auto& n = cache.k.shape;
   switch (cache.layout) {
@@ -36,6 +44,11 @@ inline KvStrides k_strides(const KVCache& cache) {
 }
 
 inline KvStrides v_strides(const KVCache& cache) {
+  if (is_four_bit(cache.v.dtype)) {
+    KVCache bytes = cache;
+    bytes.v.dtype = DType::u8;
+    return in_codes(v_strides(bytes));
+  }
   const auto& s = cache.v.stride;
   const auto& n = cache.v.shape;
   switch (cache.layout) {

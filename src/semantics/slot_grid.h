@@ -25,6 +25,8 @@ struct TokenSteps {
 inline TokenSteps token_steps(const Tensor& t, CacheLayout layout) noexcept {
   return {t.stride[0], t.rank == 4 && layout == CacheLayout::hnd ? t.stride[2] : t.stride[1]};
 }
+/// The same of block scales, whose order does not follow the layout.
+inline TokenSteps block_scale_steps(const Tensor& t) noexcept { return {t.stride[0], t.stride[1]}; }
 /// Elements from a page of the view to the next. Steps as slot_grid() has found them sound.
 inline std::int64_t grid_stride(const TokenSteps& steps, const KVCache& cache) noexcept {
   if (page_size(cache) == 1) return steps.page;
@@ -38,9 +40,10 @@ inline std::optional<SlotGrid> slot_grid(const KVCache& cache) noexcept {
   const std::int64_t tokens = page_size(cache);
   if (tokens == 1 || num_pages(cache) <= 1) return SlotGrid{tokens, 1};
   std::optional<SlotGrid> grid;
-  for (const Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) {
+  for (const Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale, &cache.k_block_scale, &cache.v_block_scale}) {
     if (t->rank < 3) continue;
-    const TokenSteps steps = token_steps(*t, cache.layout);
+    const bool of_blocks = t == &cache.k_block_scale || t == &cache.v_block_scale;
+    const TokenSteps steps = of_blocks ? block_scale_steps(*t) : token_steps(*t, cache.layout);
     if (steps.page <= 0 || steps.token <= 0) return std::nullopt;
     const std::int64_t unit = std::gcd(steps.page, steps.token);
     const SlotGrid own{steps.page / unit, steps.token / unit};

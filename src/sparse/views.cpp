@@ -40,10 +40,12 @@ Tensor scale_of_head(const Tensor& scale, std::int64_t head) {
 KVCache tokens_of(KVCache cache) {
   const std::int64_t pages = semantics::grid_pages(*semantics::slot_grid(cache), cache);
   const KVCache whole = cache;
-  for (Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) {
+  for (Tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale, &cache.k_block_scale, &cache.v_block_scale}) {
     if (t->rank < 3) continue;
-    const int token_axis = t->rank == 4 && cache.layout == CacheLayout::hnd ? 2 : 1;
-    const std::int64_t stride = semantics::grid_stride(semantics::token_steps(*t, cache.layout), whole);
+    const bool of_blocks = t == &cache.k_block_scale || t == &cache.v_block_scale;
+    const int token_axis = t->rank == 4 && !of_blocks && cache.layout == CacheLayout::hnd ? 2 : 1;
+    const semantics::TokenSteps steps = of_blocks ? semantics::block_scale_steps(*t) : semantics::token_steps(*t, cache.layout);
+    const std::int64_t stride = semantics::grid_stride(steps, whole);
     t->shape[0] = pages, t->shape[token_axis] = 1;
     t->stride[0] = t->stride[token_axis] = stride;
   }
@@ -60,6 +62,8 @@ Part of_head(const Part& all, const Tensor& ids, const Tensor& num_keys, std::in
   for (Tensor* t : {&part.cache.k, &part.cache.v}) *t = sliced(*t, head_axis(all.cache.layout), head, 1);
   part.cache.k_scale = scale_of_head(all.cache.k_scale, head);
   part.cache.v_scale = scale_of_head(all.cache.v_scale, head);
+  part.cache.k_block_scale = sliced(all.cache.k_block_scale, 2, head, 1);
+  part.cache.v_block_scale = sliced(all.cache.v_block_scale, 2, head, 1);
   part.batch.block_table = picked(ids, 1, head);
   part.batch.seq_lens = num_keys.rank == 2 ? picked(num_keys, 1, head) : num_keys;
   return part;

@@ -48,8 +48,9 @@ class Matrix {
     for (const Hazard& hazard : hazards()) add_hazard(hazard);
     for (const Entry& special : hazard_matrix(/*quick=*/true))
       if (special.special != Special::none) add_special(special);
-    for (std::vector<Entry>& more : std::array{far_matrix(asked_, quick_), type_matrix(asked_), row_type_matrix(asked_, quick_),
-                                               token_scale_matrix(asked_, quick_)})
+    for (std::vector<Entry>& more :
+         std::array{far_matrix(asked_, quick_), type_matrix(asked_), row_type_matrix(asked_, quick_),
+                    token_scale_matrix(asked_, quick_), unlike_type_matrix(asked_, quick_), four_bit_matrix(asked_, quick_)})
       list_.insert(list_.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
     return std::move(list_);
   }
@@ -95,6 +96,7 @@ class Matrix {
       ProblemLine line = special.line;
       line.problem.q_dtype = types[at / dims.size()].query;
       line.problem.kv_dtype = types[at / dims.size()].cache;
+      line.problem.v_dtype = DType::none;
       if (std::optional<ProblemLine> legal = with_head_dim(std::move(line), dims[at % dims.size()]))
         list_.push_back({"hazards", special.name, std::move(*legal), special.special});
     }
@@ -126,6 +128,7 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
   if (!asked.types.empty()) {
     p.q_dtype = asked.types[turn % asked.types.size()].query;
     p.kv_dtype = asked.types[turn % asked.types.size()].cache;
+    p.v_dtype = DType::none;
   }
   if (!asked.head_dims.empty()) remove_own_v(line);
   if (!asked.head_dims.empty())
@@ -134,10 +137,16 @@ std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, s
 }
 
 Status check_asked(const AskedTypes& asked) {
-  for (const TypePair& t : asked.types)
+  for (const TypePair& t : asked.types) {
+    if (is_four_bit(t.cache))  // most hazards have head_dims that are no whole blocks
+      return {Code::invalid_argument,
+              formatted("types {}:{}: expected a cache of 8 bits or more; without types, the hazards have "
+                        "nvfp4 and mxfp4",
+                        name(t.query), name(t.cache))};
     if (const auto line = parse_problem_line(formatted("q={} kv={} heads=1 d=16 page=16 reqs=1", name(t.query), name(t.cache)));
         !line.ok())
       return {Code::invalid_argument, formatted("types {}:{}: {}", name(t.query), name(t.cache), line.status().message())};
+  }
   for (const std::int64_t d : asked.head_dims)
     if (const auto line = parse_problem_line(formatted("q=f32 heads=1 d={} page=16 reqs=1", d)); !line.ok())
       return {Code::invalid_argument, formatted("head_dim {}: {}", d, line.status().message())};

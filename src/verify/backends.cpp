@@ -87,6 +87,8 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   target.v_head_dim = true;
   target.eight_bit_rows = true;
   target.token_scales = true;
+  target.unlike_types = true;
+  target.block_scales = false;  // GPUs refuse them, with a reason
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
   return target;
@@ -125,6 +127,8 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   target.v_head_dim = true;
   target.eight_bit_rows = true;
   target.token_scales = true;
+  target.unlike_types = true;
+  target.block_scales = true;
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
   target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},

@@ -61,6 +61,7 @@ Target target_of(const std::string& name, AttendCase attend) {
   target.v_head_dim = true;
   target.eight_bit_rows = true;
   target.token_scales = true;
+  target.unlike_types = true;
   return target;
 }
 

@@ -285,8 +285,9 @@ std::vector<Entry> hazard_matrix(bool quick) {
       }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
-  for (std::vector<Entry>& more :
-       std::array{far_matrix({}, quick), type_matrix({}), row_type_matrix({}, quick), token_scale_matrix({}, quick)})
+  for (std::vector<Entry>& more : std::array<std::vector<Entry>, 6>{far_matrix({}, quick), type_matrix({}),
+                                                                    row_type_matrix({}, quick), token_scale_matrix({}, quick),
+                                                                    unlike_type_matrix({}, quick), four_bit_matrix({}, quick)})
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   return list;
 }

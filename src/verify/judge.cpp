@@ -34,12 +34,31 @@ std::uint64_t hash_of(const Tensor& t) {
 
 std::uint64_t hash_of_inputs(const Case& c) {
   std::uint64_t hash = 0;
-  for (const Tensor* t :
-       {&c.batch.query,        &c.batch.query_start_loc, &c.batch.seq_lens,       &c.batch.block_table, &c.batch.cached_lens,
-        &c.batch.key,          &c.batch.value,           &c.batch.slot_mapping,   &c.cache.k,           &c.cache.v,
-        &c.cache.k_scale,      &c.cache.v_scale,         &c.options.alibi_slopes, &c.options.sinks,     &c.batch.q_scale,
-        &c.batch.output_scale, &c.batch.causal,          &c.batch.q_begin,        &c.batch.key_begin,   &c.batch.spans,
-        &c.batch.prefix_lens,  &c.batch.tree_mask,       &c.batch.tree_lens})
+  for (const Tensor* t : {&c.batch.query,
+                          &c.batch.query_start_loc,
+                          &c.batch.seq_lens,
+                          &c.batch.block_table,
+                          &c.batch.cached_lens,
+                          &c.batch.key,
+                          &c.batch.value,
+                          &c.batch.slot_mapping,
+                          &c.cache.k,
+                          &c.cache.v,
+                          &c.cache.k_scale,
+                          &c.cache.v_scale,
+                          &c.cache.k_block_scale,
+                          &c.cache.v_block_scale,
+                          &c.options.alibi_slopes,
+                          &c.options.sinks,
+                          &c.batch.q_scale,
+                          &c.batch.output_scale,
+                          &c.batch.causal,
+                          &c.batch.q_begin,
+                          &c.batch.key_begin,
+                          &c.batch.spans,
+                          &c.batch.prefix_lens,
+                          &c.batch.tree_mask,
+                          &c.batch.tree_lens})
     hash = hash * 31 + hash_of(*t);
   return hash;
 }

@@ -84,6 +84,12 @@ std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick);
 /// form of scales.
 std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick);
 
+/// Entries with K and V of unlike types, over several shapes. Empty if types are asked for.
+std::vector<Entry> unlike_type_matrix(const AskedTypes& asked, bool quick);
+
+/// Entries with nvfp4 and mxfp4 caches, on one side or on both. Empty if types are asked for.
+std::vector<Entry> four_bit_matrix(const AskedTypes& asked, bool quick);
+
 /// invalid_argument for types or dims that no problem has.
 Status check_asked(const AskedTypes& asked);
 
@@ -95,7 +101,21 @@ std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
 inline bool has_eight_bit_rows(const Problem& p) { return is_fp8(p.q_dtype) || is_fp8(p.out_dtype()); }
 
 /// Whether a problem has a cache of i8, or scales of tokens (decision 33).
-inline bool has_own_scales(const Problem& p) { return p.kv_dtype == DType::i8 || p.has_token_scales(); }
+inline bool has_own_scales(const Problem& p) {
+  return p.kv_dtype == DType::i8 || p.value_dtype() == DType::i8 || p.has_token_scales();
+}
+
+/// Whether V has a type of its own (decision 37).
+inline bool has_unlike_types(const ProblemLine& line) { return !line.problem.has_equal_types(); }
+/// Gives V the type of K. A V that had no scale needs one beside a K of i8.
+inline void remove_unlike_types(ProblemLine& line) {
+  Problem& p = line.problem;
+  if (p.has_equal_types()) return;
+  p.v_dtype = DType::none;
+  if (is_four_bit(p.kv_dtype)) p.kv_dtype = p.q_dtype;  // V's dims may be no whole blocks
+  if (p.kv_dtype == DType::i8 && p.v_scale == ScaleKind::none) p.v_scale = ScaleKind::per_tensor;
+  if (!is_code(p.kv_dtype) && p.v_scale == ScaleKind::per_token) p.v_scale = ScaleKind::none;
+}
 
 /// Whether a problem has a request that is not causal, or a q_begin or key_begin (decision 23).
 inline bool has_masks(const Problem& p) { return !p.is_causal_at_end() || p.has_key_begin; }

@@ -62,6 +62,8 @@ Target call(std::string name, AttendCase attend) {
   t.v_head_dim = true;
   t.eight_bit_rows = true;
   t.token_scales = true;
+  t.unlike_types = true;
+  t.block_scales = true;
   t.batch_invariant = true;
   return t;
 }

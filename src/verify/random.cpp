@@ -24,6 +24,10 @@ constexpr std::int64_t kOwnVOneIn = 6;
 constexpr std::uint64_t kOwnVStream = 0xD1335;
 constexpr std::int64_t kTokenScalesOneIn = 10;
 constexpr std::uint64_t kTokenScalesStream = 0x70C35;
+constexpr std::int64_t kFourBitsOneIn = 8;
+constexpr std::uint64_t kFourBitsStream = 0x4B175;
+constexpr std::int64_t kUnlikeTypesOneIn = 8;
+constexpr std::uint64_t kUnlikeTypesStream = 0x0E7BE;
 
 class Draw {
  public:
@@ -65,6 +69,41 @@ void draw_token_scales(Draw draw, Problem& p) {
   if (p.layout != CacheLayout::packed) return;
   const std::int64_t x = packed_x(p.kv_dtype);
   p.head_dim = (p.head_dim + x - 1) / x * x;
+}
+
+/// Draws, in one line of kUnlikeTypesOneIn, a V of another type than K's. A random stream of its own leaves other lines as they
+/// are.
+void draw_unlike_types(Draw draw, ProblemLine& line) {
+  Problem& p = line.problem;
+  if (!draw.chance(kUnlikeTypesOneIn) || p.q_dtype == DType::fp8_e4m3fn || line.latent) return;
+  p.v_dtype = draw.of(std::array{DType::i8, p.q_dtype, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz,
+                                 DType::fp8_e5m2, DType::fp8_e5m2fnuz});
+  if (p.v_dtype == p.kv_dtype) p.v_dtype = DType::none;
+  const std::array kinds{ScaleKind::per_tensor, ScaleKind::per_head, ScaleKind::per_token};
+  if (p.value_dtype() == DType::i8 && p.v_scale == ScaleKind::none) p.v_scale = draw.of(kinds);
+  if (!is_code(p.value_dtype()) && p.v_scale == ScaleKind::per_token) p.v_scale = ScaleKind::none;
+}
+
+/// Draws, in one line of kFourBitsOneIn, a side or both of nvfp4 or mxfp4. A random stream of its own leaves other lines as they
+/// are.
+void draw_four_bits(Draw draw, ProblemLine& line) {
+  Problem& p = line.problem;
+  if (!draw.chance(kFourBitsOneIn) || p.q_dtype == DType::fp8_e4m3fn || p.layout == CacheLayout::packed) return;
+  const DType v = p.value_dtype();
+  const std::array types{DType::nvfp4, DType::mxfp4};
+  const std::int64_t sides = line.latent ? 3 : draw.between(1, 3);
+  if ((sides & 1) != 0) p.kv_dtype = draw.of(types);
+  p.v_dtype = line.latent ? p.kv_dtype : (sides & 2) != 0 ? draw.of(types) : v;
+  const std::int64_t dv = p.out_dim();
+  if (is_four_bit(p.kv_dtype)) p.head_dim = semantics::round_up(p.head_dim, block_size(p.kv_dtype));
+  p.v_head_dim = is_four_bit(p.v_dtype) ? semantics::round_up(dv, block_size(p.v_dtype)) : dv;
+  if (p.v_head_dim == p.head_dim) p.v_head_dim = 0;
+  if (p.v_dtype == p.kv_dtype) p.v_dtype = DType::none;
+  const auto settle = [](DType type, ScaleKind& kind) {
+    if (!is_code(type) && kind == ScaleKind::per_token) kind = ScaleKind::none;
+  };
+  settle(p.kv_dtype, p.k_scale);
+  settle(p.value_dtype(), p.v_scale);
 }
 
 /// Draws rows of 8 bits in one line of kEightBitsOneIn: outputs, or queries if every key is cached. A random stream of its own
@@ -282,6 +321,8 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   draw_masks(Draw(seed ^ kMasksStream, index), line.problem);
   draw_shapes(Draw(seed ^ kShapesStream, index), line.problem);
   if (!reaches_far) draw_own_v(Draw(seed ^ kOwnVStream, index), line);
+  if (asked.empty()) draw_unlike_types(Draw(seed ^ kUnlikeTypesStream, index), line);
+  if (asked.empty()) draw_four_bits(Draw(seed ^ kFourBitsStream, index), line);
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;

@@ -58,7 +58,7 @@ void ReachCount::option(const char* name, bool present) { options_[name] += pres
 
 void ReachCount::add(const ProblemLine& line) {
   const Problem& p = line.problem;
-  seen_.insert(formatted("{} over {}", name(p.q_dtype), name(p.kv_dtype)));
+  seen_.insert(formatted("{} over {}", name(p.q_dtype), p.cache_types()));
   seen_.insert(formatted("layout {}", name(p.layout)));
   seen_.insert(formatted("k_scale {}", kForms[static_cast<int>(p.k_scale)]));
   seen_.insert(formatted("v_scale {}", kForms[static_cast<int>(p.v_scale)]));

@@ -148,10 +148,14 @@ void drop_masks(Candidates& list, const ProblemLine& line) {
 }
 
 void simplify_types(Candidates& list, const ProblemLine& line) {
-  add(list, line, [](ProblemLine& l) { l.problem.q_dtype = l.problem.kv_dtype = DType::f32; });
+  const auto one_type = [](ProblemLine& l, DType type) { l.problem.kv_dtype = type, l.problem.v_dtype = DType::none; };
+  add(list, line, [&](ProblemLine& l) { one_type(l, l.problem.q_dtype = DType::f32); });
+  if (!line.problem.has_equal_types()) {
+    add(list, line, [&](ProblemLine& l) { one_type(l, l.problem.kv_dtype); });
+    add(list, line, [&](ProblemLine& l) { one_type(l, l.problem.value_dtype()); });
+  }
   add(list, line, [](ProblemLine& l) { l.problem.q_dtype = DType::f32; });
-  if (line.problem.kv_dtype != line.problem.q_dtype)
-    add(list, line, [](ProblemLine& l) { l.problem.kv_dtype = l.problem.q_dtype; });
+  if (line.problem.kv_dtype != line.problem.q_dtype) add(list, line, [&](ProblemLine& l) { one_type(l, l.problem.q_dtype); });
   add(list, line, [](ProblemLine& l) { l.problem.layout = CacheLayout::nhd; });
 }
 

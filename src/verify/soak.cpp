@@ -119,7 +119,8 @@ class Soak {
     const Target& target = targets_[i];
     const ProblemLine& line = shared.entry.line;
     if ((!target.eight_bit_rows && has_eight_bit_rows(line.problem)) || (!target.masks && has_masks(line.problem)) ||
-        (!target.v_head_dim && has_own_v(line)) || (!target.token_scales && has_own_scales(line.problem))) {
+        (!target.v_head_dim && has_own_v(line)) || (!target.token_scales && has_own_scales(line.problem)) ||
+        (!target.unlike_types && has_unlike_types(line)) || (!target.block_scales && line.problem.has_block_scales())) {
       ++state_.counts[i].cases;
       ++state_.counts[i].refused;
       return true;

@@ -63,7 +63,7 @@ std::string joined(const List& list, Text&& text_of) {
 
 bool is_asked(const AskedTypes& asked, const ProblemLine& line) {
   const Problem& p = line.problem;
-  if (!asked.types.empty() && !holds(asked.types, TypePair{p.q_dtype, p.kv_dtype})) return false;
+  if (!asked.types.empty() && !(!p.has_equal_types() || !holds(asked.types, TypePair{p.q_dtype, p.kv_dtype}))) return false;
   if (!asked.head_dims.empty() && !holds(asked.head_dims, p.head_dim)) return false;
   return asked.layouts.empty() || holds(asked.layouts, p.layout);
 }
@@ -161,6 +161,7 @@ std::optional<ProblemLine> Supported::changed(const Entry& entry, bool may_drop_
     const TypePair& chosen = types[(turn_ + type) % types.size()];
     p.q_dtype = chosen.query;
     p.kv_dtype = chosen.cache;
+    p.v_dtype = DType::none;
   }
   if (layout > 0 || !holds(layouts_, p.layout)) p.layout = layouts_[(turn_ + layout) % layouts_.size()];
   remove_own_v(line);

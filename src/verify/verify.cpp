@@ -135,6 +135,17 @@ void drop_own_scales(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_own_scales(entry.line.problem); });
 }
 
+/// Drops hazards of a V of another type than K's, and gives random lines a V of K's type.
+void drop_unlike_types(std::vector<Entry>& entries) {
+  std::erase_if(entries, [](const Entry& entry) { return has_unlike_types(entry.line) && entry.matrix != "random"; });
+  for (Entry& entry : entries) remove_unlike_types(entry.line);
+}
+
+/// Drops nvfp4 and mxfp4 caches.
+void drop_block_scales(std::vector<Entry>& entries) {
+  std::erase_if(entries, [](const Entry& entry) { return entry.line.problem.has_block_scales(); });
+}
+
 Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   if (Status s = check_names_of(options); !s.ok()) return s;
   Suite suite;
@@ -144,6 +155,8 @@ Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   if (!target.masks) drop_masks(suite.entries);
   if (!target.v_head_dim) drop_own_v(suite.entries);
   if (!target.eight_bit_rows && options.types.empty()) drop_eight_bit_rows(suite.entries);
+  if (!target.unlike_types) drop_unlike_types(suite.entries);
+  if (!target.block_scales) drop_block_scales(suite.entries);
   if (!target.token_scales) drop_own_scales(suite.entries);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;

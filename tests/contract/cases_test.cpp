@@ -175,10 +175,11 @@ void add_cache_cases(Cases& cases) {
         b.cache.k = Tensor::contiguous(b.k.data(), DType::fp8_e4m3fn, 16, 2, 1, 4, 16);
         b.cache.v = Tensor::contiguous(b.v.data(), DType::fp8_e4m3fn, 16, 2, 16, 4);
       }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16, an fp8 format or i8",
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16, an fp8 format, i8, nvfp4 or mxfp4",
                                [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
   cases.push_back(broken_batch(
-      "Q-M20", "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format or i8; f32 needs a query of f32, which is bf16",
+      "Q-M20",
+      "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format, i8, nvfp4 or mxfp4; f32 needs a query of f32, which is bf16",
       [](B& b) {
         for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
         b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
@@ -187,7 +188,10 @@ void add_cache_cases(Cases& cases) {
     ask_in_fp8(b);
     b.cache.k.dtype = b.cache.v.dtype = DType::f32;
   }));
-  cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k", [](B& b) {
+  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.v: dtype i32, expected f32, f16, bf16, an fp8 format, i8, nvfp4 or mxfp4",
+                               [](B& b) { b.cache.v.dtype = DType::i32; }));
+  cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k, whose memory it shares", [](B& b) {
+    b.cache.v = b.cache.k;
     b.cache.v.dtype = DType::bf16;
     b.depth = Depth::tables;
   }));
@@ -295,6 +299,58 @@ void add_token_scale_cases(Cases& cases) {
                      b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, B::kPages, B::kPage, B::kKvHeads, B::kDim);
                      b.cache.v_scale = {};
                    }));
+}
+
+void add_block_scale_cases(Cases& cases) {
+  cases.push_back(
+      broken_batch("Q-M52", "Q-M52 v_block_scale: absent, expected fp8_e4m3fn scales of blocks of 16 nvfp4", [](B& b) {
+        b.ask_for_blocks(DType::nvfp4);
+        b.cache.v_block_scale = {};
+      }));
+  cases.push_back(
+      broken_append("Q-M52", "Q-M52 k_block_scale: dtype fp8_e4m3fn, expected fp8_e8m0 scales of blocks of 32 mxfp4", [](B& b) {
+        b.ask_for_blocks(DType::mxfp4);
+        b.cache.k_block_scale.dtype = DType::fp8_e4m3fn;
+      }));
+  cases.push_back(broken_batch(
+      "Q-M52", "Q-M52 k_block_scale: given beside cache.k of f32, expected absent unless it is nvfp4 or mxfp4", [](B& b) {
+        b.block_scales.assign(1024, 0x38);
+        b.cache.k_block_scale = Tensor::contiguous(b.block_scales.data(), DType::fp8_e4m3fn, B::kPages, B::kPage, B::kKvHeads, 1);
+      }));
+  cases.push_back(broken_batch("Q-M53",
+                               "Q-M53 k_block_scale: shape [16, 4, 2, 2], expected [16, 4, 2, 4] = [num_pages, page_size, "
+                               "num_kv_heads, head_dim / 16]",
+                               [](B& b) {
+                                 b.ask_for_blocks(DType::nvfp4);
+                                 b.cache.k_block_scale.shape[3] = 2;
+                               }));
+  cases.push_back(broken_append("Q-M53",
+                                "Q-M53 v_block_scale: shape [16, 2, 4, 2], expected [16, 4, 2, 2] = [num_pages, page_size, "
+                                "num_kv_heads, head_dim / 32]",
+                                [](B& b) {
+                                  b.ask_for_blocks(DType::mxfp4);
+                                  std::swap(b.cache.v_block_scale.shape[1], b.cache.v_block_scale.shape[2]);
+                                  std::swap(b.cache.v_block_scale.stride[1], b.cache.v_block_scale.stride[2]);
+                                }));
+  cases.push_back(broken_batch("Q-M54", "Q-M54 cache.v: head_dim 48, expected a multiple of 32, the block of mxfp4", [](B& b) {
+    b.ask_for_blocks(DType::mxfp4);
+    b.cache.v.shape[3] = 24;
+    b.batch.output.shape[2] = 48;
+    b.batch.value.shape[2] = 48;
+  }));
+  cases.push_back(broken_batch("Q-M55", "Q-M55 cache.k: stride 2 of the bytes of a row, expected 1", [](B& b) {
+    b.ask_for_blocks(DType::nvfp4);
+    b.codes4.resize(2 * b.codes4.size());
+    b.cache.k = Tensor::contiguous(b.codes4.data(), DType::nvfp4, B::kPages, B::kPage, B::kKvHeads, 64);
+    b.cache.k.shape[3] = 32;
+    b.cache.k.stride[3] = 2;
+    b.depth = Depth::tables;
+  }));
+  cases.push_back(broken_batch("Q-M22", "Q-M22 cache.k: head_dim 64, expected 63 as query", [](B& b) {  // an odd head_dim
+    b.ask_for_blocks(DType::nvfp4);
+    b.batch.query.shape[2] = 63;
+    b.batch.key.shape[2] = 63;
+  }));
 }
 
 void add_row_scale_cases(Cases& cases) {
@@ -535,6 +591,32 @@ void add_content_cases(Cases& cases) {
         b.ask_for_token_scales();
         b.v_token_scale[8 * B::kPage * B::kKvHeads] = 0.0f;
       }));
+  cases.push_back(
+      broken_batch("Q-C08",
+                   "Q-C08 k_block_scale[3][1][1][2]: nan at position 5 of request 0 (page 3, offset 1, head 1, block 2), "
+                   "expected a number that is not negative",
+                   [](B& b) {
+                     b.ask_for_blocks(DType::nvfp4);
+                     b.block_scales[static_cast<std::size_t>(((3 * B::kPage + 1) * B::kKvHeads + 1) * 4 + 2)] = 0x7F;
+                   }));
+  cases.push_back(
+      broken_batch("Q-C08",
+                   "Q-C08 k_block_scale[3][1][1][2]: -1 at position 5 of request 0 (page 3, offset 1, head 1, block 2), "
+                   "expected a number that is not negative",
+                   [](B& b) {
+                     b.ask_for_blocks(DType::nvfp4);
+                     b.block_scales[static_cast<std::size_t>(((3 * B::kPage + 1) * B::kKvHeads + 1) * 4 + 2)] = 0xB8;
+                   }));
+  cases.push_back(broken_batch("Q-C02",
+                               "Q-C02 cache.k[3][1][1][33]: inf at position 5 of request 0 (page 3, offset 1, head 1, dim 33), "
+                               "expected finite",
+                               [](B& b) {
+                                 b.ask_for_blocks(DType::mxfp4);
+                                 const std::int64_t row = (3 * B::kPage + 1) * B::kKvHeads + 1;
+                                 b.block_scales[static_cast<std::size_t>(row * 2 + 1)] = 254;
+                                 for (std::int64_t i = 0; i < 16; ++i)
+                                   b.codes4[static_cast<std::size_t>(row * 32 + 16 + i)] = i == 0 ? 0x71 : 0x11;
+                               }));
   cases.push_back(broken_merge("Q-C06", "Q-C06 lse_a[0][0]: inf, expected finite, or -inf for an empty side",
                                [](M& m) { m.weight_a[0] = kInf; }));
   cases.push_back(broken_merge("Q-C06", "Q-C06 lse_b[2][3]: nan, expected finite, or -inf for an empty side",
@@ -851,6 +933,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_option_cases(all);
     add_row_scale_cases(all);
     add_token_scale_cases(all);
+    add_block_scale_cases(all);
     add_padding_cases(all);
     add_mask_cases(all);
     add_shape_cases(all);

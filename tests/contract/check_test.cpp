@@ -646,6 +646,34 @@ TEST(TokenScales, BesideTheCacheAndInsideOfPages) {
   EXPECT_EQ(b.check_append().items.front().message, "Q-S07 k_scale: shares memory with cache.k, expected memory of its own");
 }
 
+/// Scales of slots that no row sees may hold anything; scales may lie behind the codes of their page, as vLLM and FlashInfer have
+/// them; append() writes them, so they share no memory.
+TEST(BlockScales, BesideTheCacheAndInsideOfPages) {
+  for (const DType type : {DType::nvfp4, DType::mxfp4}) {
+    SmallBatch b;
+    b.ask_for_blocks(type);
+    EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+    EXPECT_TRUE(b.check_append().ok()) << b.check_append().status().message();
+
+    constexpr std::int64_t kRows = SmallBatch::kPage * SmallBatch::kKvHeads;  // of a page
+    const std::int64_t blocks = 64 / block_size(type), side = kRows * (32 + blocks);
+    std::vector<std::uint8_t> pages(static_cast<std::size_t>(SmallBatch::kPages * 2 * side), type == DType::nvfp4 ? 0x38 : 127);
+    KVCache& c = b.cache;
+    for (const auto& [codes, scales, at] :
+         {std::tuple{&c.k, &c.k_block_scale, std::int64_t{0}}, {&c.v, &c.v_block_scale, side}}) {
+      codes->data = pages.data() + at;
+      codes->stride[0] = 2 * side;
+      scales->data = pages.data() + at + kRows * 32;
+      scales->stride[0] = 2 * side;
+    }
+    EXPECT_TRUE(b.check_append().ok()) << b.check_append().status().message();
+    EXPECT_TRUE(b.check().ok()) << b.check().status().message();
+    c.v_block_scale.data = pages.data() + kRows * 32 - 1;
+    EXPECT_EQ(b.check_append().items.front().message,
+              "Q-S07 v_block_scale: shares memory with cache.k, expected memory of its own");
+  }
+}
+
 /// One scale of the tensor or the head serves an i8 cache, too.
 TEST(TokenScales, AnI8CacheMayHaveOtherScales) {
   SmallBatch b;

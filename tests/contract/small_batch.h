@@ -46,6 +46,8 @@ class SmallBatch {
   std::vector<float> k_scale{0.5f, 0.25f}, v_scale{2.0f, 1.0f};
   std::vector<std::int8_t> k_codes, v_codes;  ///< not in the cache until ask_for_token_scales()
   std::vector<float> k_token_scale, v_token_scale;
+  std::vector<std::uint8_t> codes4, block_scales;  ///< of K, then of V; not in the cache until ask_for_blocks()
+  std::vector<float> wide, wide_output;
   std::vector<float> alibi_slopes{0.5f, -0.25f, 0.125f, 0.0f}, sinks{1.0f, -kInf, 0.0f, 3.0f};
 
   Batch batch;
@@ -118,6 +120,32 @@ class SmallBatch {
     cache.v = Tensor::contiguous(v_codes.data(), DType::i8, kPages, kPage, kKvHeads, kDim);
     cache.k_scale = Tensor::contiguous(k_token_scale.data(), DType::f32, kPages, kPage, kKvHeads);
     cache.v_scale = Tensor::contiguous(v_token_scale.data(), DType::f32, kPages, kPage, kKvHeads);
+  }
+
+  /// A cache of nvfp4 or mxfp4 with 64 dims, and rows to match. Scales of slots without a token are NaN.
+  void ask_for_blocks(DType type) {
+    constexpr std::int64_t kDims = 64, kRows = kPages * kPage * kKvHeads;
+    const std::int64_t blocks = kDims / block_size(type);
+    wide.assign(static_cast<std::size_t>(kTokens * kHeads * kDims), 0.25f);
+    wide_output.assign(wide.size(), kNaN);
+    codes4.assign(static_cast<std::size_t>(2 * kRows * kDims / 2), 0x2B);
+    block_scales.assign(static_cast<std::size_t>(2 * kRows * blocks), type == DType::nvfp4 ? 0x7F : 0xFF);
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      const float first = k[static_cast<std::size_t>(row * kDim)];
+      if (first != first) continue;
+      for (std::int64_t b = 0; b < blocks; ++b)
+        for (const std::int64_t side : {std::int64_t{0}, kRows * blocks})
+          block_scales[static_cast<std::size_t>(side + row * blocks + b)] = type == DType::nvfp4 ? 0x38 : 127;
+    }
+    const DType scale = block_scale_type(type);
+    cache.k = Tensor::contiguous(codes4.data(), type, kPages, kPage, kKvHeads, kDims / 2);
+    cache.v = Tensor::contiguous(codes4.data() + kRows * kDims / 2, type, kPages, kPage, kKvHeads, kDims / 2);
+    cache.k_block_scale = Tensor::contiguous(block_scales.data(), scale, kPages, kPage, kKvHeads, blocks);
+    cache.v_block_scale = Tensor::contiguous(block_scales.data() + kRows * blocks, scale, kPages, kPage, kKvHeads, blocks);
+    batch.query = Tensor::contiguous(wide.data(), DType::f32, kTokens, kHeads, kDims);
+    batch.output = Tensor::contiguous(wide_output.data(), DType::f32, kTokens, kHeads, kDims);
+    batch.key = Tensor::contiguous(wide.data(), DType::f32, kTokens, kKvHeads, kDims);
+    batch.value = Tensor::contiguous(wide.data(), DType::f32, kTokens, kKvHeads, kDims);
   }
 
   /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.

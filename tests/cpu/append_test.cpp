@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quire/attention.hpp"
+#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
 #include "support/small_case.h"
 
@@ -131,6 +132,29 @@ TEST(Append, EveryLayoutTypeAndStride) {
         }
 }
 
+TEST(Append, KAndVOfUnlikeTypes) {
+  const Shape s;
+  for (const auto& [of_k, of_v] : {std::pair{DType::i8, DType::fp8_e4m3fn},
+                                   {DType::fp8_e4m3fn, DType::bf16},
+                                   {DType::f16, DType::fp8_e5m2},
+                                   {DType::fp8_e5m2fnuz, DType::f32}})
+    for (CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed}) {
+      Storage storage;
+      KVCache cache = make_cache(storage, s, of_k, layout, /*gap=*/true);
+      cache.v = make_cache(storage, s, of_v, layout, /*gap=*/false).v;
+      std::vector<float> k_scale(static_cast<std::size_t>(s.heads), 1.0f), v_scale = k_scale;
+      if (is_code(of_k)) k_scale = {0.5f, 3.0f, 0.7f};
+      cache.k_scale = Tensor::contiguous(k_scale.data(), DType::f32, s.heads);
+      const Tensor key = make_rows(storage, s, DType::f32, false, 1), value = make_rows(storage, s, DType::f32, true, 2);
+      std::vector<std::int64_t> slots = shuffled_slots(s);
+      const Status status = append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size()));
+      ASSERT_TRUE(status.ok()) << status.message();
+      SCOPED_TRACE(testing::Message() << name(layout) << " " << name(of_k) << "/" << name(of_v));
+      expect_appended(cache, key, value, slots, s, k_scale, v_scale);
+      EXPECT_EQ(changed_elements(cache, cache.k, true, s, slots) + changed_elements(cache, cache.v, false, s, slots), 0);
+    }
+}
+
 TEST(Append, ScalesPerTensorAndPerHead) {
   const Shape s;
   Storage storage;
@@ -228,6 +252,74 @@ TEST(Append, ScalesOfEveryBf16) {
     // A value is off by half a code, and by the roundings of scale and quotient.
     ASSERT_LE(std::fabs(static_cast<double>(code) * scale - x), scale * 0.5001) << x;
   }
+}
+
+/// The scale of a block by its definition, in double, as the code that is stored.
+std::uint8_t block_scale_by_definition(DType type, const std::vector<float>& block) {
+  double most = 0;
+  for (const float x : block) most = std::max(most, std::fabs(static_cast<double>(x)));
+  if (type == DType::nvfp4) return semantics::fp8_encode<semantics::E4m3fn>(static_cast<float>(most) / 6.0f);
+  return most == 0 ? std::uint8_t{0} : static_cast<std::uint8_t>(std::max(std::floor(std::log2(most)) - 2, -127.0) + 127);
+}
+
+/// Codes and scales of every row, and no byte of a slot that nobody named.
+TEST(Append, FourBits) {
+  const Shape s{.dim = 64};
+  for (const DType type : {DType::nvfp4, DType::mxfp4})
+    for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd})
+      for (const DType source : {DType::f32, DType::f16, DType::bf16})
+        for (const bool scaled : {false, true}) {
+          SCOPED_TRACE(testing::Message() << name(type) << " " << name(layout) << " from " << name(source)
+                                          << (scaled ? " scaled" : ""));
+          Storage storage;
+          const Shape bytes{.tokens = s.tokens, .heads = s.heads, .dim = s.dim / 2, .pages = s.pages, .page_size = s.page_size};
+          KVCache cache = make_cache(storage, bytes, type, layout, /*gap=*/false);
+          const std::int64_t size = block_size(type), blocks = s.dim / size;
+          cache.k_block_scale =
+              make_tensor(storage, block_scale_type(type), {s.pages, s.page_size, s.heads, blocks}, /*gap=*/true);
+          cache.v_block_scale =
+              make_tensor(storage, block_scale_type(type), {s.pages, s.page_size, s.heads, blocks}, /*gap=*/false);
+          std::vector<float> k_scale{0.3f, 2.0f, 0.7f};
+          if (scaled) cache.k_scale = Tensor::contiguous(k_scale.data(), DType::f32, s.heads);
+          const Tensor key = make_rows(storage, s, source, scaled, 1), value = make_rows(storage, s, source, !scaled, 2);
+          for (std::int64_t d = 0; d < size; ++d) semantics::store(key.data, source, offset(key, {4, 0, d}), 0.0f);
+          semantics::store(key.data, source, offset(key, {5, 1, 3}), std::nanf(""));
+          std::vector<std::int64_t> slots = shuffled_slots(s);
+          const Status status = append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size()));
+          ASSERT_TRUE(status.ok()) << status.message();
+          for (std::size_t t = 0; t < slots.size(); ++t) {
+            if (slots[t] < 0) continue;
+            const auto token = static_cast<std::int64_t>(t);
+            const std::int64_t page = slots[t] / s.page_size, at = slots[t] % s.page_size;
+            for (const auto& [rows, codes, scales, is_k] :
+                 {std::tuple{&key, &cache.k, &cache.k_block_scale, true}, {&value, &cache.v, &cache.v_block_scale, false}})
+              for (std::int64_t h = 0; h < s.heads; ++h)
+                for (std::int64_t b = 0; b < blocks; ++b) {
+                  std::vector<float> block;
+                  for (std::int64_t d = b * size; d < (b + 1) * size; ++d) {
+                    const float x = semantics::load(rows->data, rows->dtype, offset(*rows, {token, h, d}));
+                    block.push_back(is_k && scaled ? x / k_scale[static_cast<std::size_t>(h)] : x);
+                  }
+                  const std::uint8_t code = static_cast<const std::uint8_t*>(scales->data)[offset(*scales, {page, at, h, b})];
+                  if (is_k && token == 5 && h == 1 && b == 0) {
+                    ASSERT_EQ(code, type == DType::nvfp4 ? 0x7F : 0xFF) << "a block with a NaN";
+                    continue;
+                  }
+                  ASSERT_EQ(code, block_scale_by_definition(type, block)) << "token " << t << " head " << h << " block " << b;
+                  const float scale = semantics::block_scale_decode(type, code);
+                  for (std::int64_t d = b * size; d < (b + 1) * size; ++d) {
+                    const std::uint8_t byte =
+                        static_cast<const std::uint8_t*>(codes->data)[element(cache, *codes, is_k, page, h, at, d / 2)];
+                    const std::uint32_t stored = d % 2 == 0 ? byte & 15u : byte >> 4;
+                    const float x = block[static_cast<std::size_t>(d - b * size)];
+                    ASSERT_EQ(stored, scale > 0 ? semantics::e2m1_encode(x / scale) : 0u)
+                        << "token " << t << " head " << h << " dim " << d;
+                  }
+                }
+          }
+          EXPECT_EQ(changed_elements(cache, cache.k, true, bytes, slots), 0);
+          EXPECT_EQ(changed_elements(cache, cache.v, false, bytes, slots), 0);
+        }
 }
 
 TEST(Append, RowsWiderThanAnyThreadBlock) {

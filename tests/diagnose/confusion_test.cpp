@@ -77,6 +77,8 @@ const std::vector<Trial>& trials() {
       const std::vector<Geometry>& some = fault.family == "positions"      ? masked_geometries()
                                           : fault.family == "head_dims"    ? own_v_geometries()
                                           : fault.family == "token_scales" ? token_scale_geometries()
+                                          : fault.family == "block_scales" ? four_bit_geometries()
+                                          : fault.family == "unlike_types" ? unlike_type_geometries()
                                           : fault.family == "shapes"       ? shaped_geometries()
                                                                            : geometries();
       for (std::size_t i = 0; i < some.size() && shown < kGeometries; ++i) {

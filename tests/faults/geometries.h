@@ -137,12 +137,41 @@ inline const std::vector<Geometry>& token_scale_geometries() {
   return list;
 }
 
+/// Geometries whose K and V have types of their own, for faults that show on no others.
+inline const std::vector<Geometry>& unlike_type_geometries() {
+  static const std::vector<Geometry> list = {
+      {"UnlikeTypes", "q=f32 kv=fp8_e4m3fn/fp8_e5m2 heads=6:3 d=24 page=8 kscale=head reqs=9@40,1@70 pages=300 lse=1 seed=50"},
+      {"UnlikeTypesHnd", "q=bf16 kv=bf16/f16 heads=8:2 d=32 page=16 layout=hnd reqs=5@60/63,1@99 pages=300 seed=51"},
+      {"UnlikeTypesPacked",
+       "q=f16 kv=i8/fp8_e4m3fn heads=4:2 d=32 page=5 layout=packed kscale=token vscale=tensor index=i64 reqs=12@50,1@80 "
+       "pages=300 "
+       "seed=52"},
+      {"UnlikeSizes", "q=f32 kv=fp8_e4m3fn/f32 heads=4:2 d=16 page=4 kscale=head reqs=7@30,1@40 pages=300 seed=53"},
+  };
+  return list;
+}
+
+/// Geometries with nvfp4 and mxfp4 caches, for faults that show on no others.
+inline const std::vector<Geometry>& four_bit_geometries() {
+  static const std::vector<Geometry> list = {
+      {"Nvfp4", "q=f32 kv=nvfp4 heads=6:3 d=48 page=8 kscale=head vscale=tensor reqs=9@40,1@70 pages=300 lse=1 seed=60"},
+      {"Mxfp4", "q=bf16 kv=mxfp4 heads=8:2 d=96 page=16 reqs=5@60/63,1@99 pages=300 seed=61"},
+      {"Mxfp4Hnd", "q=f32 kv=mxfp4 heads=4:2 d=64 page=4 layout=hnd reqs=7@30,1@40 pages=300 seed=62"},
+      {"Nvfp4Hnd", "q=f16 kv=nvfp4 heads=4:2 d=64 page=12 layout=hnd vscale=tensor index=i64 reqs=12@50,1@80 pages=300 seed=63"},
+      {"Mxfp4OfValues", "q=f32 kv=i8/mxfp4 heads=4:2 d=64 page=4 kscale=token reqs=7@30,1@40 pages=300 seed=64"},
+      {"Nvfp4OfValues", "q=bf16 kv=fp8_e4m3fn/nvfp4 heads=8:2 d=64 page=16 kscale=head reqs=5@60/63,1@99 pages=300 seed=65"},
+  };
+  return list;
+}
+
 inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
   all.insert(all.end(), own_v_geometries().begin(), own_v_geometries().end());
   all.insert(all.end(), shaped_geometries().begin(), shaped_geometries().end());
   all.insert(all.end(), token_scale_geometries().begin(), token_scale_geometries().end());
+  all.insert(all.end(), unlike_type_geometries().begin(), unlike_type_geometries().end());
+  all.insert(all.end(), four_bit_geometries().begin(), four_bit_geometries().end());
   return all;
 }
 

@@ -20,18 +20,20 @@ struct AppendCase {
 
   static constexpr int kOfTokens = 3;  ///< scales that append() writes
 
-  /// scales: 0 none, 1 of K by head, 2 of V too, kOfTokens. v_dim: 0 = k_dim.
+  /// scales: 0 none, 1 of K by head, 2 of V too, kOfTokens. v_dim: 0 = k_dim. v_stored: none = stored.
   AppendCase(DType stored, DType source, CacheLayout layout, bool gap, std::int64_t heads, std::int64_t k_dim, int scales,
-             std::int64_t v_dim = 0) {
+             std::int64_t v_dim = 0, DType v_stored = DType::none) {
     const std::int64_t x = packed_x(stored);
+    const DType v_type = v_stored == DType::none ? stored : v_stored;
     cache.layout = layout;
     const auto dim_of = [&](bool is_k) { return is_k || v_dim == 0 ? k_dim : v_dim; };
     const auto make = [&](bool is_k) {
       const std::int64_t dim = dim_of(is_k);
-      if (layout == CacheLayout::nhd) return make_tensor(storage, stored, {kPages, kPageSize, heads, dim}, gap);
-      if (layout == CacheLayout::hnd) return make_tensor(storage, stored, {kPages, heads, kPageSize, dim}, gap);
-      return is_k ? make_tensor(storage, stored, {kPages, heads, dim / x, kPageSize, x}, gap)
-                  : make_tensor(storage, stored, {kPages, heads, dim, kPageSize}, gap);
+      const DType type = is_k ? stored : v_type;
+      if (layout == CacheLayout::nhd) return make_tensor(storage, type, {kPages, kPageSize, heads, dim}, gap);
+      if (layout == CacheLayout::hnd) return make_tensor(storage, type, {kPages, heads, kPageSize, dim}, gap);
+      return is_k ? make_tensor(storage, type, {kPages, heads, dim / x, kPageSize, x}, gap)
+                  : make_tensor(storage, type, {kPages, heads, dim, kPageSize}, gap);
     };
     cache.k = make(true);
     cache.v = make(false);
@@ -45,8 +47,8 @@ struct AppendCase {
           for (std::int64_t d = 0; d < dim; ++d) set(*rows, {t, h, d}, normal(random) * (h == 1 ? 400.0f : 1.0f));
     }
     if (scales == kOfTokens) {
-      cache.k_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, gap);
-      cache.v_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, !gap);
+      if (is_code(stored)) cache.k_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, gap);
+      if (is_code(v_type)) cache.v_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, !gap);
       return;
     }
     if (scales > 0) cache.k_scale = make_tensor(storage, DType::f32, {heads}, gap);
@@ -75,9 +77,8 @@ inline std::size_t bytes_of(const Tensor& t) {
 /// Whether two tensors of one shape and one set of strides hold the same bytes, gaps included.
 inline bool same_bytes(const Tensor& a, const Tensor& b) { return std::memcmp(a.data, b.data, bytes_of(a)) == 0; }
 inline bool same_bytes(const KVCache& a, const KVCache& b) {
-  const bool of_tokens = a.k_scale.rank == 3;
-  return same_bytes(a.k, b.k) && same_bytes(a.v, b.v) &&
-         (!of_tokens || (same_bytes(a.k_scale, b.k_scale) && same_bytes(a.v_scale, b.v_scale)));
+  const auto same_scales = [](const Tensor& x, const Tensor& y) { return x.rank != 3 || same_bytes(x, y); };
+  return same_bytes(a.k, b.k) && same_bytes(a.v, b.v) && same_scales(a.k_scale, b.k_scale) && same_scales(a.v_scale, b.v_scale);
 }
 
 /// Calls visit(stored, source, layout, gap, scales) for every combination that the contract allows, scale forms in turn.
@@ -93,6 +94,17 @@ void for_each_append(Visit&& visit) {
           visit(stored, source, layout, gap, stored == DType::i8 ? 2 : turn++ % 3);
           if (is_code(stored)) visit(stored, source, layout, gap, AppendCase::kOfTokens);
         }
+}
+
+/// Pairs of types of K and V that are unlike: every type is each side once, and each form of scales comes up.
+inline const std::vector<std::pair<DType, DType>>& unlike_pairs() {
+  static const std::vector<std::pair<DType, DType>> list = {
+      {DType::f32, DType::i8},           {DType::i8, DType::fp8_e4m3fn},   {DType::fp8_e4m3fn, DType::bf16},
+      {DType::bf16, DType::fp8_e5m2},    {DType::fp8_e5m2, DType::f16},    {DType::f16, DType::fp8_e4m3fnuz},
+      {DType::fp8_e4m3fnuz, DType::f32}, {DType::fp8_e5m2fnuz, DType::i8}, {DType::i8, DType::fp8_e5m2fnuz},
+      {DType::bf16, DType::f16},
+  };
+  return list;
 }
 
 /// Result of merging two rows in fp64, and the tolerance for f32 arithmetic and the rounding of the output.

@@ -71,6 +71,25 @@ TEST(SimtAppend, KAndVOfDifferentHeadDims) {
     }
 }
 
+TEST(SimtAppend, KAndVOfUnlikeTypes) {
+  std::uint64_t turn = 0;
+  for (const auto& [k, v] : unlike_pairs())
+    for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed}) {
+      const bool wide = k == DType::f32 || v == DType::f32, gap = turn % 2 == 1;
+      const DType source = wide || turn % 3 == 0 ? DType::f32 : DType::bf16;
+      const int scales = turn % 2 == 0 || k == DType::i8 || v == DType::i8 ? AppendCase::kOfTokens : 2;
+      SCOPED_TRACE(testing::Message() << name(layout) << " " << name(k) << "/" << name(v));
+      const AppendCase cpu(k, source, layout, gap, 3, 16, scales, 24, v), device(k, source, layout, gap, 3, 16, scales, 24, v);
+      const Status status = append_on_cpu(cpu);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_FALSE(same_bytes(cpu.cache, device.cache)) << "nothing was appended";
+      gpu::Outcome outcome;
+      ++turn;
+      EXPECT_EQ(append_on_device(device, turn % 2 == 0 ? 32 : 64, turn, outcome), "");
+      EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
+    }
+}
+
 TEST(SimtAppend, RowsWiderThanABlock) {
   const AppendCase cpu(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, /*gap=*/false, 72, 64, 1);
   const AppendCase device(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, /*gap=*/false, 72, 64, 1);

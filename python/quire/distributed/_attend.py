@@ -120,7 +120,7 @@ def _facts(batch: Any, cache: Any, options: Any, step: ShardedPlan, contents: bo
     def values(array: Any) -> int:
         return -1 if array is None else zlib.crc32(np.ascontiguousarray(_host(array), np.float32).tobytes())
 
-    k = cache.k
+    k, v = cache.k, cache.v
     tokens_axis, heads_axis = {"nhd": (1, 2), "hnd": (2, 1), "packed": (3, 1)}[cache.layout]
     facts = {
         "world": shard.world,
@@ -134,6 +134,7 @@ def _facts(batch: Any, cache: Any, options: Any, step: ShardedPlan, contents: bo
         "seq_lens (digest)": bits_of(batch.seq_lens),
         "query dtype (digest)": digest(batch.dtype),
         "cache dtype (digest)": digest(k.dtype),
+        "cache dtype of V (digest)": digest(v.dtype),
         "cache layout (digest)": digest(cache.layout),
         "page_size": int(k.shape[tokens_axis]),
         "num_kv_heads": int(k.shape[heads_axis]),

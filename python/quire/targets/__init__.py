@@ -74,6 +74,10 @@ class Target:
     """Takes a V of another head_dim than K's, also as a part of K's rows (MLA). Otherwise no matrix has one."""
     token_scales: bool = False
     """Takes caches of int8, and ``cache.k_scale`` and ``cache.v_scale`` with a scale for each token. Otherwise no matrix has them."""
+    unlike_types: bool = False
+    """Takes a V of another type than K's. Otherwise no matrix has one."""
+    block_scales: bool = False
+    """Takes nvfp4 and mxfp4 caches. Otherwise no matrix has them."""
     eight_bit_rows: bool = False
     """Takes queries and outputs of fp8_e4m3fn with ``batch.q_scale`` and ``batch.output_scale``. Otherwise no matrix has them."""
     batch_invariant: bool = False
@@ -167,6 +171,8 @@ class Runner:
         self.v_head_dim = bool(getattr(target, "v_head_dim", False))
         self.eight_bit_rows = bool(getattr(target, "eight_bit_rows", False))
         self.token_scales = bool(getattr(target, "token_scales", False))
+        self.block_scales = bool(getattr(target, "block_scales", False))
+        self.unlike_types = bool(getattr(target, "unlike_types", False))
         self.rounded_weights = bool(getattr(target, "rounded_weights", False))
         self.skip = dict(getattr(target, "skip", {}))
         variants = getattr(target, "variants", dict)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cpu::append(): this step's K/V rows into their slots, converted to the cache's type; with the scales of their tokens, if these
-// have their own.
+// have their own, and with the scales of blocks of 4-bit codes.
 
 #include <algorithm>
 #include <cstring>
@@ -8,6 +8,7 @@
 #include "backend/cpu/encode_rows.h"
 #include "backend/cpu/entry.h"
 #include "backend/cpu/parallel.h"
+#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
@@ -24,6 +25,7 @@ struct Side {
   const Tensor& cache;
   semantics::KvStrides strides;
   const Tensor& scale;
+  semantics::BlockScales blocks;  ///< of 4-bit codes
 };
 
 /// The scale that a row is divided by. The scale of a token is found here, and stored.
@@ -40,11 +42,32 @@ float scale_of(const Side& side, std::int64_t from, std::int64_t head, std::int6
   return static_cast<const float*>(scale.data)[per_head ? head * scale.stride[0] : 0];
 }
 
+/// A row as 4-bit codes, and the scales of its blocks, which are found here.
+void write_blocks(const Side& side, std::int64_t from, std::int64_t to, std::int64_t head, std::int64_t page, std::int64_t offset,
+                  float divisor) {
+  constexpr std::int64_t kMostElements = 32;
+  const std::int64_t dims = side.source.shape[2], size = semantics::elements_of_block(side.blocks.cached);
+  for (std::int64_t first = 0; first < dims; first += size) {
+    float y[kMostElements];
+    semantics::BlockScale found;
+    for (std::int64_t i = 0; i < size; ++i) {
+      const float x = semantics::load(side.source.data, side.source.dtype, from + (first + i) * side.source.stride[2]);
+      found.add(y[i] = divisor == 1.0f ? x : x / divisor);
+    }
+    const std::uint8_t code = found.code(side.blocks.cached);
+    const float scale = semantics::block_scale_decode(side.blocks.cached, code);
+    side.blocks.code_at(page, offset, head, first / size) = code;
+    for (std::int64_t i = 0; i < size; ++i)
+      semantics::store_code4(side.cache.data, to + first + i, semantics::encode_in_block(y[i], scale));
+  }
+}
+
 void write_row(const Side& side, std::int64_t token, std::int64_t head, std::int64_t page, std::int64_t offset) {
   const std::int64_t head_dim = side.source.shape[2];
   const std::int64_t from = token * side.source.stride[0] + head * side.source.stride[1];
   const std::int64_t to = side.strides.row(page, head, offset);
   const float scale = scale_of(side, from, head, page, offset);
+  if (side.blocks.present()) return write_blocks(side, from, to, head, page, offset, scale);
   const bool side_by_side = side.source.stride[2] == 1 && side.strides.dim == 1 && side.strides.x >= head_dim;
   const auto* row = static_cast<const std::byte*>(side.source.data) + from * itemsize(side.source.dtype);
   const std::int64_t size = itemsize(side.cache.dtype);
@@ -71,8 +94,8 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
   const std::int64_t num_tokens = slot_mapping.shape[0];
   const semantics::IndexView slots = semantics::index_view(slot_mapping);
   const std::int64_t tokens_per_page = page_size(cache);
-  const Side sides[] = {{key, cache.k, semantics::k_strides(cache), cache.k_scale},
-                        {value, cache.v, semantics::v_strides(cache), cache.v_scale}};
+  const Side sides[] = {{key, cache.k, semantics::k_strides(cache), cache.k_scale, semantics::k_block_scales(cache)},
+                        {value, cache.v, semantics::v_strides(cache), cache.v_scale, semantics::v_block_scales(cache)}};
   auto task = [&](std::int64_t index, int) {
     const std::int64_t end = std::min(num_tokens, (index + 1) * kTokensPerTask);
     for (std::int64_t t = index * kTokensPerTask; t < end; ++t) {

@@ -41,6 +41,18 @@ RowSource rows_of(const Tensor& t, std::int64_t stride) {
 /// Scales of all tokens alike; absent where tokens have scales of their own.
 Tensor common_scale(const Tensor& scale) { return scale.rank == 3 ? Tensor() : scale; }
 
+BlockRows block_rows(const KVCache& cache, bool is_k) {
+  return {(is_k ? cache.k : cache.v).data, is_k ? semantics::k_strides(cache) : semantics::v_strides(cache),
+          is_k ? semantics::k_block_scales(cache) : semantics::v_block_scales(cache), page_size(cache), num_kv_heads(cache)};
+}
+
+/// Makes a source of 4-bit codes one of row numbers.
+void number_rows(RowSource& source, const BlockRows& rows) {
+  if (!rows.scales.present()) return;
+  source.blocks = &rows;
+  source.strides = {rows.page_size * rows.heads, 1, rows.heads, 0, 1, source.dims};
+}
+
 const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }
 
 std::int64_t scale_stride(const Tensor& scale) { return scale.rank == 1 && scale.shape[0] > 1 ? scale.stride[0] : 0; }
@@ -210,7 +222,10 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   if (Status s = admit(plan, batch, cache, options, workspace, executor, checked); !s.ok()) return s;
 
   auto* floats_of_workspace = reinterpret_cast<float*>(workspace.data());
-  const AttendArgs args = resolve(plan, batch, cache, options, floats_of_workspace);
+  AttendArgs args = resolve(plan, batch, cache, options, floats_of_workspace);
+  const BlockRows k_rows = block_rows(cache, /*is_k=*/true), v_rows = block_rows(cache, /*is_k=*/false);
+  number_rows(args.cache_k, k_rows);
+  number_rows(args.cache_v, v_rows);
   std::int64_t rows_written = 0;
   if (Status s = run_items(plan, args, floats_of_workspace, executor, rows_written); !s.ok()) return s;
   const std::int64_t expected = plan.problem.num_tokens() * plan.problem.num_q_heads;

@@ -8,6 +8,7 @@
 
 #include "plan/scratch.h"
 #include "plan/work.h"
+#include "semantics/block_scale.h"
 #include "semantics/layout.h"
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
@@ -19,6 +20,15 @@ namespace quire::cpu {
 using plan_detail::MergeItem;
 using plan_detail::WorkItem;
 
+/// Cached rows of 4-bit codes and where their scales lie. Row number n of such a source is that of page n / heads / page_size,
+/// token n / heads % page_size, head n % heads: it takes the place of a row's offset, as scales have strides of their own.
+struct BlockRows {
+  const void* codes = nullptr;
+  semantics::KvStrides strides;  ///< in codes
+  semantics::BlockScales scales;
+  std::int64_t page_size = 1, heads = 1;
+};
+
 /// Rows of elements: the row's offset comes from outside, element d of it from `strides`.
 struct RowSource {
   const void* data = nullptr;
@@ -28,6 +38,7 @@ struct RowSource {
   const std::uint16_t* fp8_bf16 = nullptr;  ///< the same values as bf16 codes
   std::int64_t dims = 1;                    ///< elements of a row: head_dim, or v_head_dim of values
   std::int64_t stride = 16;                 ///< floats that a row takes in scratch
+  const BlockRows* blocks = nullptr;        ///< of 4-bit codes, whose `data` and `strides` yield row numbers
 };
 
 struct AttendArgs {

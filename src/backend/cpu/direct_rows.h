@@ -59,7 +59,7 @@ class PrefetchWalk {
   /// Rows that are not contiguous (the packed layout) are walked as the whole of their page and head.
   PrefetchWalk(const TileRows* next, const RowSource& source, const std::int64_t* offsets, const AttendArgs& a,
                std::int64_t keys) {
-    if (next == nullptr) return;
+    if (next == nullptr || source.blocks != nullptr) return;  // row numbers are no offsets
     const std::int64_t size = itemsize(source.dtype);
     const bool whole = source.strides.dim == 1 && source.strides.x >= source.dims;
     const std::int64_t bytes = (whole ? source.dims : source.dims * a.page_size) * size;

@@ -17,6 +17,7 @@
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
+#include "semantics/fp4.h"
 #include "threads/on_threads.h"
 
 namespace quire {
@@ -46,6 +47,15 @@ double scalar_or_per_head(const Tensor& t, std::int64_t head, double absent) {
 double cache_scale(const Tensor& t, std::int64_t page, std::int64_t slot, std::int64_t head) {
   if (t.rank != 3) return scalar_or_per_head(t, head, 1.0);
   return semantics::load(t.data, t.dtype, page * t.stride[0] + slot * t.stride[1] + head * t.stride[2]);
+}
+
+/// The scale of the block that holds dim d of a cached token; 1 where codes have more than 4 bits.
+double block_scale(const Tensor& scales, DType cached, std::int64_t page, std::int64_t slot, std::int64_t head, std::int64_t d) {
+  if (!is_four_bit(cached)) return 1.0;
+  const std::int64_t block = d / (cached == DType::nvfp4 ? 16 : 32);
+  const std::int64_t at = page * scales.stride[0] + slot * scales.stride[1] + head * scales.stride[2] + block * scales.stride[3];
+  const std::uint8_t code = static_cast<const std::uint8_t*>(scales.data)[at];
+  return cached == DType::nvfp4 ? semantics::fp8_decode<semantics::E4m3fn>(code) : semantics::e8m0_decode(code);
 }
 
 /// The value of every f16 code: looking one up is half the work of computing it.
@@ -262,8 +272,12 @@ class Oracle {
     return semantics::load_index(t.data, t.dtype, req * t.stride[0] + k / page_size_ * t.stride[1]);
   }
 
-  /// Offset of dim 0 of a cached token in cache.k (`is_key`) or cache.v.
+  /// Offset of dim 0 of a cached token in cache.k (`is_key`) or cache.v, in codes: two of 4 bits lie in a byte.
   std::int64_t token_offset(bool is_key, std::int64_t page, std::int64_t slot, std::int64_t head) const {
+    const DType type = is_key ? cache_.k.dtype : cache_.v.dtype;
+    return (is_four_bit(type) ? 2 : 1) * token_element(is_key, page, slot, head);
+  }
+  std::int64_t token_element(bool is_key, std::int64_t page, std::int64_t slot, std::int64_t head) const {
     const auto& s = is_key ? cache_.k.stride : cache_.v.stride;
     if (cache_.layout == CacheLayout::nhd) return page * s[0] + slot * s[1] + head * s[2];
     return page * s[0] + head * s[1] + slot * (cache_.layout == CacheLayout::hnd ? s[2] : s[3]);
@@ -272,6 +286,7 @@ class Oracle {
   /// Offset from dim 0 to dim d.
   std::int64_t dim_offset(bool is_key, std::int64_t d) const {
     const Tensor& t = is_key ? cache_.k : cache_.v;
+    if (is_four_bit(t.dtype)) return d;
     if (cache_.layout != CacheLayout::packed) return d * t.stride[3];
     if (!is_key) return d * t.stride[2];
     const std::int64_t x = t.shape[4];
@@ -302,24 +317,31 @@ class Oracle {
   /// each element would be in another cache line.
   void decode_cached(const Task& task, std::int64_t first, std::int64_t count, DecodedKeys& out) const {
     double k_scale[kLanes], v_scale[kLanes];
-    std::int64_t k_at[kLanes], v_at[kLanes];
+    std::int64_t k_at[kLanes], v_at[kLanes], pages[kLanes], slots[kLanes];
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t k = out.position(first + i), page = page_of(task.req, k), slot = k % page_size_;
+      pages[i] = page, slots[i] = slot;
       k_scale[i] = cache_scale(cache_.k_scale, page, slot, task.kv_head);
       v_scale[i] = cache_scale(cache_.v_scale, page, slot, task.kv_head);
       k_at[i] = token_offset(/*is_key=*/true, page, slot, task.kv_head);
       v_at[i] = token_offset(/*is_key=*/false, page, slot, task.kv_head);
     }
+    const auto of_block = [&](bool is_key, std::int64_t i, std::int64_t d) {
+      return block_scale(is_key ? cache_.k_block_scale : cache_.v_block_scale, is_key ? cache_.k.dtype : cache_.v.dtype, pages[i],
+                         slots[i], task.kv_head, d);
+    };
+    const bool k_has_blocks = is_four_bit(cache_.k.dtype), v_has_blocks = is_four_bit(cache_.v.dtype);
     double* block = out.k.data() + first * head_dim_;
     with_decoder(cache_.k, [&](auto&& element) {
       for (std::int64_t d = 0; d < head_dim_; ++d)
         for (std::int64_t i = 0; i < count; ++i)
-          block[d * kLanes + i] = cached(k_scale[i], element(k_at[i] + k_dim_offset_[static_cast<std::size_t>(d)]));
+          block[d * kLanes + i] = cached(k_scale[i], element(k_at[i] + k_dim_offset_[static_cast<std::size_t>(d)]) *
+                                                         (k_has_blocks ? of_block(/*is_key=*/true, i, d) : 1.0));
     });
     for (std::int64_t i = 0; i < count; ++i)
       put_value(
           out, first + i, cache_.v, [&](std::size_t d) { return v_at[i] + v_dim_offset_[d]; },
-          [&](double x) { return cached(v_scale[i], x); });
+          [&](double x, std::int64_t d) { return cached(v_scale[i], v_has_blocks ? x * of_block(/*is_key=*/false, i, d) : x); });
   }
 
   /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.
@@ -338,22 +360,22 @@ class Oracle {
         return first + static_cast<std::int64_t>(d) * t.stride[2];
       };
     };
-    const auto unscaled = [](double x) { return x; };
+    const auto unscaled = [](double x, std::int64_t) { return x; };
     put_key(out, i, batch_.key, at(batch_.key), unscaled);
     put_value(out, i, batch_.value, at(batch_.value), unscaled);
   }
 
-  /// Stores real(element) of every dim of key i; at(d) is the offset of dim d in `t`.
+  /// Stores real(element, d) of every dim of key i; at(d) is the offset of dim d in `t`.
   template <typename At, typename Real>
   void put_key(DecodedKeys& out, std::int64_t i, const Tensor& t, At&& at, Real&& real) const {
     double* to = out.k.data() + i / kLanes * head_dim_ * kLanes + i % kLanes;
-    for_each_dim(t, head_dim_, at, [&](std::int64_t d, double x) { to[d * kLanes] = real(x); });
+    for_each_dim(t, head_dim_, at, [&](std::int64_t d, double x) { to[d * kLanes] = real(x, d); });
   }
   template <typename At, typename Real>
   void put_value(DecodedKeys& out, std::int64_t i, const Tensor& t, At&& at, Real&& real) const {
     double* to = out.v.data() + i * kLanes;
     for_each_dim(t, v_head_dim_, at,
-                 [&](std::int64_t d, double x) { to[d / kLanes * out.count * kLanes + d % kLanes] = real(x); });
+                 [&](std::int64_t d, double x) { to[d / kLanes * out.count * kLanes + d % kLanes] = real(x, d); });
   }
 
   /// Calls visit(d, element) for dims [0, dims).
@@ -376,6 +398,10 @@ class Oracle {
         return loop([=](std::int64_t at) { return static_cast<double>(value_of[codes[at]]); });
       }
       case DType::bf16: return loop([&](std::int64_t at) { return semantics::load(t.data, DType::bf16, at); });
+      case DType::nvfp4:
+      case DType::mxfp4:
+        return loop(
+            [&](std::int64_t at) { return static_cast<double>(semantics::e2m1_decode(semantics::load_code4(t.data, at))); });
       default: return loop([&](std::int64_t at) { return semantics::load(t.data, t.dtype, at); });
     }
   }

@@ -37,7 +37,7 @@ std::vector<Reading> readings(DType stored) {
     as(DType::bf16);
     return list;
   }
-  if (itemsize(stored) != 1) return list;
+  if (itemsize(stored) != 1 || is_four_bit(stored)) return list;
   for (const DType type : {DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz}) as(type);
   for (const double unit : {127.0, 128.0})
     list.push_back({formatted("int8 / {:g}", unit), [unit](const void* data, std::span<const std::int64_t> at, double* values) {
@@ -53,22 +53,27 @@ std::vector<Reading> readings(DType stored) {
 }
 
 void propose_readings(const Facts& f, Proposals& list) {
-  for (const Reading& reading : readings(f.cache.k.dtype))
-    for (const Sides sides : kSideSets) {
-      Proposal p{"element_type",
-                 formatted("reads {} as another type", sides.text()),
-                 formatted("as {}", reading.name),
-                 "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
-                 0,
-                 {}};
-      p.plant = [sides, reading](Model& m) {
-        m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
-                                                       double* values) {
-          sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
-        };
+  const DType k = f.cache.k.dtype, v = f.cache.v.dtype;
+  std::vector<std::pair<Reading, Sides>> ways;
+  for (const DType stored : k == v ? std::vector{k} : std::vector{k, v})
+    for (const Reading& reading : readings(stored))
+      for (const Sides sides : kSideSets)
+        if (k == v || (stored == k ? sides.key && !sides.value : sides.value && !sides.key)) ways.emplace_back(reading, sides);
+  for (const auto& [reading, sides] : ways) {
+    Proposal p{"element_type",
+               formatted("reads {} as another type", sides.text()),
+               formatted("as {}", reading.name),
+               "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
+               0,
+               {}};
+    p.plant = [sides, reading](Model& m) {
+      m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
+                                                     double* values) {
+        sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
       };
-      list.push_back(std::move(p));
-    }
+    };
+    list.push_back(std::move(p));
+  }
 }
 
 /// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.
@@ -100,13 +105,12 @@ std::vector<ElementOrder> orders() {
 
 /// The slot and dim whose element is read where a head's part of a page is taken for [dims, slots].
 void transpose_within_head(const Facts& f, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
-  const Tensor& t = side == Side::key ? f.cache.k : f.cache.v;
   std::vector<std::int64_t> row(at.size());
   for (std::size_t d = 0; d < at.size(); ++d) {
     const std::int64_t flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
     Place other = place;
     other.offset = flat / f.head_dim;
-    faults_detail::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], other, head, row);
+    faults_detail::elements_as(f.cache.layout, side, f.strides(side), f.cache.k.shape[4], other, head, row);
     at[d] = row[Facts::at(flat % f.head_dim)];
   }
 }
@@ -126,9 +130,8 @@ void propose_orders(const Facts& f, Proposals& list) {
                                                                 std::span<std::int64_t> at) {
           if (!sides.has(side)) return before(side, place, head, at);
           if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
-          const Tensor& t = side == Side::key ? facts->cache.k : facts->cache.v;
           for (std::size_t d = 0; d < at.size(); ++d)
-            at[d] = place.page * t.stride[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
+            at[d] = place.page * facts->strides(side)[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
         };
       };
       list.push_back(std::move(p));

@@ -80,6 +80,8 @@ const std::map<std::string, std::string, std::less<>>& by_family() {
       {"sinks", "sink"},
       {"scales", "factor_scores"},
       {"token_scales", "page_contents"},
+      {"block_scales", "page_contents"},
+      {"unlike_types", "element_type"},
       {"formats", "element_type"},
   };
   return map;

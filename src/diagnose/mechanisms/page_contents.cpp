@@ -51,6 +51,8 @@ Contents zeros(std::string text, std::function<bool(std::int64_t offset, std::in
 Contents of_type(DType type) {
   return {"codes of " + std::string(name(type)),
           [type](const Facts& f, Side side, const Place& place, std::int64_t head, std::span<double> v) {
+            const DType stored = side == Side::key ? f.cache.k.dtype : f.cache.v.dtype;
+            if (itemsize(stored) != itemsize(type) || is_four_bit(stored)) return;  // elements of another size lie elsewhere
             faults_detail::load_codes(f, type, side, place, head, v);
             const double scale = Model(f).scale(side, place, head);
             for (double& value : v) value *= scale;
@@ -72,12 +74,13 @@ std::vector<Contents> contents(const Facts& f) {
            for (double& value : v) value *= factor;
          }});
   for (const double factor : {0.125, 0.25, 0.5, 2.0, 4.0, 8.0, 16.0})
-    if (itemsize(f.cache.k.dtype) == 1)
+    if (is_code(f.cache.k.dtype) || is_code(f.cache.v.dtype))
       list.push_back({formatted("its elements times {:g}, in the cache's type", factor),
                       [factor](const Facts& facts, Side side, const Place& place, N head, std::span<double> v) {
                         const double scale = Model(facts).scale(side, place, head);
-                        for (double& value : v)
-                          value = scale * faults_detail::rounded(facts.cache.k.dtype, value / scale * factor);
+                        const DType type = side == Side::key ? facts.cache.k.dtype : facts.cache.v.dtype;
+                        if (is_four_bit(type)) return;
+                        for (double& value : v) value = scale * faults_detail::rounded(type, value / scale * factor);
                       }});
   list.push_back(of_slot("K where V belongs, or V where K belongs", [](N o, N) { return o; }, /*other_tensor=*/true));
   list.push_back(of_slot("its slots in reverse order", [](N o, N n) { return n - 1 - o; }));
@@ -88,7 +91,9 @@ std::vector<Contents> contents(const Facts& f) {
   for (N slot = 0; slot < most; ++slot)
     list.push_back(zeros(formatted("zeros in slot {}", slot), [slot](N o, N) { return o == slot; }));
   for (const DType type : {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz})
-    if (type != f.cache.k.dtype && itemsize(type) == itemsize(f.cache.k.dtype)) list.push_back(of_type(type));
+    if ((type != f.cache.k.dtype && itemsize(type) == itemsize(f.cache.k.dtype)) ||
+        (type != f.cache.v.dtype && itemsize(type) == itemsize(f.cache.v.dtype)))
+      list.push_back(of_type(type));
   return list;
 }
 

@@ -15,6 +15,7 @@ std::vector<std::string> refuses_all_but_bf16_scores(const Problem& problem, con
   if (problem.q_dtype != DType::bf16) reasons.push_back(formatted("q is {}, expected bf16", name(problem.q_dtype)));
   if (!is_bf16_or_fp8(problem.kv_dtype)) reasons.push_back(formatted("kv is {}, expected bf16 or fp8", name(problem.kv_dtype)));
   refuse_token_scales(problem, reasons);
+  refuse_unlike_types(problem, reasons);
   return reasons;
 }
 

@@ -22,6 +22,7 @@ Reasons mma_refuses(const Problem& problem, const Device& device) {
   if (asks_for_wide_rows(problem)) reasons.push_back(formatted("out is f32, expected {} or fp8_e4m3fn", name(problem.q_dtype)));
   if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
   refuse_unequal_dims(problem, reasons);
+  refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
   refuse_other_masks(problem, reasons);
   return reasons;

@@ -41,6 +41,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
   if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
   refuse_unequal_dims(problem, reasons);
+  refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
   if (!sees_all_keys(problem)) refuse_other_masks(problem, reasons);
   return reasons;

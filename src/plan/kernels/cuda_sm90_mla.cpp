@@ -26,6 +26,7 @@ Reasons mla_refuses(const Problem& problem, const Device& device) {
   if (problem.head_dim != kMla.key_dim || problem.out_dim() != kMla.value_dim)
     reasons.push_back(
         formatted("d is {} and dv {}, expected {} and {}", problem.head_dim, problem.out_dim(), kMla.key_dim, kMla.value_dim));
+  refuse_unlike_types(problem, reasons);
   if (problem.num_kv_heads != 1) reasons.push_back(formatted("kv heads are {}, expected 1", problem.num_kv_heads));
   if (problem.layout == CacheLayout::packed) reasons.push_back("layout is packed, expected nhd or hnd");
   if (problem.logits_soft_cap) reasons.push_back("cap is given, expected absent");

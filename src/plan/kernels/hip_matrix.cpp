@@ -30,6 +30,7 @@ Reasons matrix_refuses(const Problem& problem, const Device& device) {
   if (problem.out_dtype() != problem.q_dtype)
     reasons.push_back(formatted("out is {}, expected {} (as q)", name(problem.out_dtype()), name(problem.q_dtype)));
   refuse_unequal_dims(problem, reasons);
+  refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
   refuse_other_masks(problem, reasons);
   return reasons;

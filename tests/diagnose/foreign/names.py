@@ -67,7 +67,10 @@ CATALOGUE = {
                  "slot_of_each_page_skipped page_tail_read new_rows_ignored new_keys_counted_twice",
     "mask": "causal_mask_missing causal_mask_top_left causal_mask_by_tile speculative_rows_see_all masked_tail_multiplied "
             "out_of_window_multiplied",
-    "page_contents": "token_scale_of_neighbour token_scale_of_page_start token_scales_of_first_page token_scales_transposed "
+    "page_contents": "nibbles_swapped fp4_codes_as_integers fp4_half_lost fp4_sign_lost block_scales_dropped block_scale_of_neighbour "
+                     "block_scale_of_first_block block_scales_of_neighbour_token block_scales_by_layout v_block_scales_interleaved "
+                     "block_of_other_size e8m0_bias_off_by_one block_scale_type_confused block_scales_of_keys "
+                     "token_scale_of_neighbour token_scale_of_page_start token_scales_of_first_page token_scales_transposed "
                      "one_token_scale_for_all token_scales_of_keys own_slot_zero new_slots_zero context_zero cached_keys_zero all_keys_from_cache new_rows_from_context "
                      "new_row_of_neighbour append_capped_at_512_threads",
     "page": "pages_shifted_by_one first_page_repeated two_pages_swapped page_order_reversed block_table_ignored page_id_truncated "
@@ -81,7 +84,7 @@ CATALOGUE = {
     "factor_scores": "k_scale_dropped scales_swapped scale_of_first_head scales_inverted scales_applied_twice scales_on_new_rows "
                      "scale_from_query_heads scale_ignored scale_missing scale_applied_twice scale_inverted "
                      "scale_from_padded_head_dim scale_from_v_head_dim qk_ignored exp2_without_log2e log2e_without_exp2",
-    "element_type": "fp8_fn_fnuz_confused fp8_e4m3_e5m2_confused fp8_codes_as_integers f16_bf16_confused sign_lost",
+    "element_type": "v_read_as_type_of_k k_read_as_type_of_v fp8_fn_fnuz_confused fp8_e4m3_e5m2_confused fp8_codes_as_integers f16_bf16_confused sign_lost",
     "rounded": "fp8_subnormals_flushed fp8_saturated_at_240 query_rounded_to_fp8 scores_rounded_to_bf16 weights_rounded_to_fp8 "
                "alibi_bias_in_bf16",
     "soft_cap": "soft_cap_ignored soft_cap_clips soft_cap_not_multiplied_back soft_cap_before_scale soft_cap_after_alibi",

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes of 4 bits and the scales of their blocks: which nibble is which dim, which scale is whose, and what its byte means.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "faults/families.h"
+#include "semantics/fp4.h"
+#include "text/formatted.h"
+
+namespace quire::faults_detail {
+namespace {
+
+bool has_four_bits(const Facts& f, Side side) { return is_four_bit(f.codes(side).dtype); }
+
+constexpr const char* kNoFourBits = "neither K nor V has 4 bits";
+/// A mutant must move some output by so many units of its type's rounding: tolerances are a few dozen.
+constexpr double kPlainChange = 256;
+
+/// Suspects with K and V wrong, K alone and V alone, as far as each side `may` be wrong and its mutant shows.
+Suspects sides_of(const Evidence& e, const char* why_not, const std::function<bool(Side)>& may,
+                  const std::function<std::function<void(Model&)>(bool key, bool value)>& wrong) {
+  const Facts& f = e.facts;
+  if (!has_four_bits(f, Side::key) && !has_four_bits(f, Side::value)) return cannot_show(kNoFourBits);
+  if (!any_cached(f)) return cannot_show("no row reads the cache");
+  const bool k = has_four_bits(f, Side::key) && may(Side::key) && scores_matter(f);
+  const bool v = has_four_bits(f, Side::value) && may(Side::value);
+  Suspects s;
+  const auto add = [&](const char* detail, bool key, bool value) {
+    const std::function<void(Model&)> plant = wrong(key, value);
+    Model planted(f);
+    plant(planted);
+    if (e.wrong.empty() && !(largest_change(f, planted) >= kPlainChange)) return;
+    s.list.push_back({detail, plant, false});
+  };
+  if (k && v) add("K and V", true, true);
+  if (k) add("K only", true, false);
+  if (v) add("V only", false, true);
+  if (s.list.empty()) s.why_not = why_not;
+  return s;
+}
+
+bool any_side(Side) { return true; }
+
+/// The scale that a fault takes for that of a block.
+using WrongScale = std::function<double(const Facts&, Side, const Place&, std::int64_t head, std::int64_t block)>;
+
+Suspects scales_by(const Evidence& e, const char* why_not, const WrongScale& scale,
+                   const std::function<bool(Side)>& may = any_side) {
+  const Facts* f = &e.facts;
+  return sides_of(e, why_not, may, [f, scale](bool key, bool value) {
+    return [f, scale, key, value](Model& m) {
+      m.blocks = [f, scale, key, value, before = m.blocks](Side side, const Place& place, std::int64_t head,
+                                                           std::span<double> to) {
+        if (side == Side::key ? !key : !value) return before(side, place, head, to);
+        const auto size = Facts::at(block_size(f->codes(side).dtype));
+        for (std::size_t d = 0; d < to.size(); ++d) to[d] *= scale(*f, side, place, head, static_cast<std::int64_t>(d / size));
+      };
+    };
+  });
+}
+
+std::int64_t blocks_of(const Facts& f, Side side) { return f.dims_of(side) / block_size(f.codes(side).dtype); }
+
+double scale_at(const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+  return block_scale(f.cache, side, place, head, block);
+}
+
+/// The byte of a scale: its value, encoded again, as both formats keep their codes apart.
+std::uint8_t byte_at(const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+  const Tensor& t = f.block_scales(side);
+  const std::int64_t at = place.page * t.stride[0] + place.offset * t.stride[1] + head * t.stride[2] + block * t.stride[3];
+  return static_cast<const std::uint8_t*>(t.data)[at];
+}
+
+Suspects dropped(const Evidence& e) {
+  return scales_by(e, "all block scales are 1", [](const Facts&, Side, const Place&, std::int64_t, std::int64_t) { return 1.0; });
+}
+
+Suspects of_neighbour_block(const Evidence& e) {
+  return scales_by(e, "neighbouring blocks have the same scales",
+                   [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+                     return scale_at(f, side, place, head, block > 0 ? block - 1 : blocks_of(f, side) - 1);
+                   });
+}
+
+Suspects of_first_block(const Evidence& e) {
+  return scales_by(e, "all blocks of a row have the same scale",
+                   [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t) {
+                     return scale_at(f, side, place, head, 0);
+                   });
+}
+
+Suspects of_neighbour_token(const Evidence& e) {
+  return scales_by(e, "neighbouring tokens have the same scales",
+                   [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
+                     place.offset = place.offset > 0 ? place.offset - 1 : f.page_size - 1;
+                     return scale_at(f, side, place, head, block);
+                   });
+}
+
+/// Scales of [page_size, num_kv_heads, blocks] read as if they followed an hnd cache: [num_kv_heads, page_size, blocks].
+Suspects by_layout(const Evidence& e) {
+  return scales_by(e, "heads or tokens of a page have the same scales",
+                   [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
+                     const std::int64_t row = head * f.page_size + place.offset;
+                     place.offset = row / f.num_kv_heads;
+                     return scale_at(f, side, place, row % f.num_kv_heads, block);
+                   });
+}
+
+/// trtllm-gen wants the block scales of V in another order: those of four tokens side by side.
+Suspects v_interleaved(const Evidence& e) {
+  if (e.facts.page_size % 4 != 0) return cannot_show("pages are no multiple of four tokens");
+  return scales_by(
+      e, "tokens of a page have the same scales",
+      [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
+        const std::int64_t blocks = blocks_of(f, side);
+        const std::int64_t at = place.offset / 4 * 4 * blocks + block * 4 + place.offset % 4;
+        place.offset = at / blocks;
+        return scale_at(f, side, place, head, at % blocks);
+      },
+      [](Side side) { return side == Side::value; });
+}
+
+/// 32 elements for 16, or 16 for 32: scales behind the row's are those of the next head.
+Suspects other_block_size(const Evidence& e) {
+  return scales_by(e, "all blocks have the same scales",
+                   [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
+                     const std::int64_t blocks = blocks_of(f, side);
+                     const std::int64_t wrong = f.codes(side).dtype == DType::nvfp4 ? block / 2 : 2 * block;
+                     head += wrong / blocks;
+                     place.offset = (place.offset + head / f.num_kv_heads) % f.page_size;
+                     return scale_at(f, side, place, head % f.num_kv_heads, wrong % blocks);
+                   });
+}
+
+/// The bias of e8m0 off by one: every value doubles.
+Suspects bias_off_by_one(const Evidence& e) {
+  const Facts* f = &e.facts;
+  return scales_by(
+      e, "no side is mxfp4",
+      [](const Facts& facts, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+        return 2 * scale_at(facts, side, place, head, block);
+      },
+      [f](Side side) { return f->codes(side).dtype == DType::mxfp4; });
+}
+
+/// The byte of an e4m3 scale read as e8m0, or the reverse.
+Suspects other_scale_type(const Evidence& e) {
+  return scales_by(e, "the scales mean the same in both types",
+                   [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) -> double {
+                     const double right = scale_at(f, side, place, head, block);
+                     if (std::isnan(right)) return right;
+                     const std::uint8_t byte = byte_at(f, side, place, head, block);
+                     return f.codes(side).dtype == DType::nvfp4 ? semantics::e8m0_decode(byte)
+                                                                : semantics::fp8_decode<semantics::E4m3fn>(byte);
+                   });
+}
+
+/// K's block scales for V.
+Suspects of_keys(const Evidence& e) {
+  const Facts* f = &e.facts;
+  if (f->codes(Side::key).dtype != f->codes(Side::value).dtype || !f->has_equal_dims())
+    return cannot_show("K and V have other types or head_dims");
+  return scales_by(
+      e, "k_block_scale and v_block_scale are the same",
+      [](const Facts& facts, Side, const Place& place, std::int64_t head, std::int64_t block) {
+        return scale_at(facts, Side::key, place, head, block);
+      },
+      [](Side side) { return side == Side::value; });
+}
+
+/// Codes read in another way: `read(index)` gives the value of code `index` of `data`.
+Suspects codes_by(const Evidence& e, const char* why_not, const std::function<double(const void*, std::int64_t)>& read) {
+  return sides_of(e, why_not, any_side, [read](bool key, bool value) {
+    return [read, key, value](Model& m) {
+      m.decode = [read, key, value, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
+                                                       double* values) {
+        if (side == Side::key ? !key : !value) return before(side, data, at, values);
+        for (std::size_t i = 0; i < at.size(); ++i) values[i] = read(data, at[i]);
+      };
+    };
+  });
+}
+
+double e2m1_at(const void* data, std::int64_t index) { return semantics::e2m1_decode(semantics::load_code4(data, index)); }
+
+Suspects nibbles_swapped(const Evidence& e) {
+  return codes_by(e, "the codes of a byte are the same",
+                  [](const void* data, std::int64_t index) { return e2m1_at(data, index ^ 1); });
+}
+
+Suspects as_integers(const Evidence& e) {
+  return codes_by(e, "all codes are 0", [](const void* data, std::int64_t index) {
+    const std::uint32_t code = semantics::load_code4(data, index);
+    return static_cast<double>(code) - (code >= 8 ? 16 : 0);
+  });
+}
+
+Suspects half_lost(const Evidence& e) {
+  return codes_by(e, "hardly any code is 0.5", [](const void* data, std::int64_t index) {
+    const double value = e2m1_at(data, index);
+    return std::fabs(value) == 0.5 ? 0.0 : value;
+  });
+}
+
+Suspects code_sign_lost(const Evidence& e) {
+  return codes_by(e, "no code is negative", [](const void* data, std::int64_t index) { return std::fabs(e2m1_at(data, index)); });
+}
+
+}  // namespace
+
+void add_blocks(std::vector<Fault>& list) {
+  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
+                       Suspects (*suspects)(const Evidence&)) {
+    list.push_back({{id, "block_scales", text, seen, next}, Rank::mistake, suspects});
+  };
+  const char* const kNibble = "the even dim lies in the low bits of a byte";
+  add("nibbles_swapped", "reads the two codes of a byte in the wrong order", "", kNibble, nibbles_swapped);
+  add("fp4_codes_as_integers", "reads e2m1 codes as integers from -8 to 7", "", "e2m1 is 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign",
+      as_integers);
+  add("fp4_half_lost", "reads the e2m1 code of 0.5, its one subnormal, as 0", "",
+      "look at the conversion: exponent 0 has no leading 1", half_lost);
+  add("fp4_sign_lost", "loses the sign of e2m1 codes", "", "bit 3 of a nibble is the sign", code_sign_lost);
+  const char* const kSlot = "print the address of a scale beside page, offset, head and block";
+  add("block_scales_dropped", "drops the block scales", "", "a code says nothing without the scale of its block", dropped);
+  add("block_scale_of_neighbour", "uses the scale of the block before", "", kSlot, of_neighbour_block);
+  add("block_scale_of_first_block", "uses the scale of a row's first block for all of its blocks", "", kSlot, of_first_block);
+  add("block_scales_of_neighbour_token", "uses the block scales of the token before", "", kSlot, of_neighbour_token);
+  add("block_scales_by_layout", "reads block scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]", "",
+      "pass the strides of the scales; they need not be those of the cache's layout", by_layout);
+  add("v_block_scales_interleaved", "reads V's block scales as if those of four tokens lay side by side", "vllm#50085",
+      "trtllm-gen wants this order of V's scales and no other kernel does; compare the writer with the reader", v_interleaved);
+  add("block_of_other_size", "takes blocks of 32 dims for blocks of 16, or the reverse", "",
+      "nvfp4 has a scale for 16 dims, mxfp4 for 32", other_block_size);
+  add("e8m0_bias_off_by_one", "reads e8m0 scales with a bias of 126", "", "the value of an e8m0 code is 2^(code - 127)",
+      bias_off_by_one);
+  add("block_scale_type_confused", "reads e4m3 block scales as e8m0, or the reverse", "",
+      "the cache's type, nvfp4 or mxfp4, says what a scale's byte means", other_scale_type);
+  add("block_scales_of_keys", "uses the block scales of keys for values", "",
+      "compare the order of arguments at the call with the declaration", of_keys);
+}
+
+}  // namespace quire::faults_detail
