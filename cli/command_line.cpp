@@ -110,6 +110,9 @@ void add_explain(CLI::App& app, ExplainArgs& args) {
   command->add_option("--ranks", args.ranks, "predict the time on this many GPUs that share contexts or heads")
       ->type_name("N")
       ->check(whole_number(4096));
+  command
+      ->add_option("--lists", args.lists, "rows see the keys of lists: slot:2048, page:64, or page:64:head for lists by KV head")
+      ->type_name("UNIT:N");
   command->add_option("--link", args.link, "what a GPU receives from the others, for --ranks (default: 450GB/s)")
       ->type_name("BANDWIDTH");
 }

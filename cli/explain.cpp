@@ -75,7 +75,8 @@ Result<std::vector<Device>> devices_asked_for(const ExplainArgs& args) {
   return std::vector<Device>{device.value()};
 }
 
-Report explain_quire(const ExplainArgs& args, const Problem& problem) {
+/// `said`: a line in front of each device's text.
+Report explain_quire(const ExplainArgs& args, const Problem& problem, const std::string& said) {
   const Result<std::vector<Device>> devices = devices_asked_for(args);
   if (!devices.ok()) return Report::failure(devices.status(), did_you_mean(args.device, device_names()));
   PlanSettings settings;
@@ -88,8 +89,9 @@ Report explain_quire(const ExplainArgs& args, const Problem& problem) {
   for (const Device& device : devices.value()) {
     const Explanation e = explain(problem, device, settings);
     if (!report.text.empty()) report.text += "\n";
-    report.text += printable(e.text);
-    const std::optional<SharedPrefixes> shared = shared_prefixes_of(args.input, problem, device);
+    report.text += said + printable(e.text);
+    std::optional<SharedPrefixes> shared;
+    if (args.lists.empty()) shared = shared_prefixes_of(args.input, problem, device);
     if (shared) report.text += shared_text(*shared, problem);
     if (e.chosen.empty() && !args.all) report.exit_code = kUnsupported;
     list.push_back({{"device", device_json(device)},
@@ -130,8 +132,14 @@ Report explain_vllm(const ExplainArgs& args, const Problem& problem) {
 }  // namespace
 
 Report run_explain(const ExplainArgs& args, const Terminal&) {
-  const Result<Problem> problem = problem_of_words(args.input);
+  Result<Problem> problem = problem_of_words(args.input);
   if (!problem.ok()) return Report::failure(problem.status());
+  std::string said;
+  if (!args.lists.empty()) {
+    if (args.ranks > 0 || !args.as.empty()) return Report::usage("--lists goes with neither --ranks nor --as");
+    problem = problem_of_lists_asked_for(args.lists, problem.value(), said);
+    if (!problem.ok()) return Report::failure(problem.status());
+  }
   if (args.ranks > 0) return explain_ranks(args, problem.value());
   if (!args.link.empty()) return Report::usage("--link is the link between --ranks GPUs: give their number");
   if (args.as == "vllm") return explain_vllm(args, problem.value());
@@ -140,7 +148,7 @@ Report run_explain(const ExplainArgs& args, const Terminal&) {
   if (!known)
     return Report::usage(formatted("no kernel named '{}'; known kernels: {}", args.kernel, fmt::join(names, ", ")),
                          did_you_mean(args.kernel, names));
-  return explain_quire(args, problem.value());
+  return explain_quire(args, problem.value(), said);
 }
 
 }  // namespace quire::cli

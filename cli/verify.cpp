@@ -99,7 +99,7 @@ Json envelope(Json verdicts, int exit_code) {
 
 Report no_backend(const std::string& name, const Status& status) {
   std::vector<std::string> known = kernel_names();
-  known.insert(known.end(), {"cpu", "cuda", "hip", "cpu_cascade", "cuda_cascade", "hip_cascade", "all"});
+  known.insert(known.end(), {"cpu", "cuda", "hip", "cpu_cascade", "cuda_cascade", "hip_cascade", "cpu_lists", "all"});
   return Report::failure(status, status.code() == Code::invalid_argument ? did_you_mean(name, known) : "");
 }
 

@@ -20,6 +20,7 @@
 #include "quire/attention.hpp"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
+#include "quire/sparse.hpp"
 #include "semantics/dtype.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
@@ -132,7 +133,7 @@ class Workshop {
       case 0: t.rank = static_cast<int>(in.nasty()); break;
       case 1: t.shape[dim] = in.nasty(); break;
       case 2: t.stride[dim] = in.nasty(); break;
-      case 3: t.dtype = static_cast<DType>(in.below(15)); break;
+      case 3: t.dtype = static_cast<DType>(in.below(16)); break;
       case 4: t.memory = static_cast<Memory>(in.below(4)); break;
       case 5: draft.null_data = true; break;
       case 6: draft.misaligned = true; break;
@@ -183,6 +184,14 @@ class Workshop {
     draft.tensor->data = owner.memory.get() + span->before;
   }
 
+  /// Byte `at` of a row of fp8_ds_mla whose numbers are finite: codes of up to 15, scales of 0.5, RoPE dims of 0.5 to 2.
+  static std::uint8_t latent_byte(std::int64_t at, std::int64_t n) {
+    const auto hash = static_cast<std::uint8_t>((static_cast<std::uint64_t>(n) + 1) * 0x9E3779B97F4A7C15u >> 56);
+    if (at < 512) return static_cast<std::uint8_t>((hash & 0x80) | (hash & 0x57));
+    if (at < 528) return at % 4 == 3 ? std::uint8_t{0x3F} : std::uint8_t{0};
+    return at % 2 == 0 ? hash : static_cast<std::uint8_t>(0x3F | (hash & 0x80));
+  }
+
   static void fill(const Draft& draft, std::size_t seed) {
     const Tensor& t = *draft.tensor;
     const bool misaligned = reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(itemsize(t.dtype)) != 0;
@@ -197,6 +206,8 @@ class Workshop {
         static_cast<std::uint8_t*>(t.data)[offset] = static_cast<std::uint8_t>(37 * n + static_cast<std::int64_t>(seed));
       } else if (t.dtype == DType::u8 || (itemsize(t.dtype) == 1 && !draft.values.empty())) {
         static_cast<std::uint8_t*>(t.data)[offset] = static_cast<std::uint8_t>(value);
+      } else if (t.dtype == DType::fp8_ds_mla) {
+        static_cast<std::uint8_t*>(t.data)[offset] = latent_byte(n % 656, n);
       } else {
         semantics::store(t.data, t.dtype, offset, roughly_normal(static_cast<std::uint64_t>(n) << 8 | seed));
       }
@@ -215,6 +226,25 @@ class FuzzBatch {
   SlotLedger ledger{16, 4};
   bool use_ledger = false;
   bool tame_values = true;
+  KeyLists lists;  ///< ids absent: there are none
+
+  /// The batch beside the lists: mostly without what goes with no list (Q-K03).
+  Batch batch_of_lists() const {
+    Batch b = batch;
+    if (!strips_) return b;
+    for (Tensor* t : {&b.cached_lens, &b.key, &b.value, &b.slot_mapping, &b.causal, &b.q_begin, &b.key_begin, &b.spans,
+                      &b.prefix_lens, &b.tree_mask, &b.tree_lens})
+      *t = Tensor{};
+    return b;
+  }
+  Options options_of_lists() const {
+    Options o = options;
+    if (!strips_) return o;
+    o.sliding_window.reset(), o.window_right.reset(), o.attention_chunk.reset(), o.prefix_len.reset();
+    o.alibi_slopes = Tensor{};
+    o.causal = true;
+    return o;
+  }
 
   explicit FuzzBatch(std::span<const std::uint8_t> data) {
     Bytes in(data);
@@ -252,7 +282,15 @@ class FuzzBatch {
     v_dim_ = in.chance(3) ? in.pick(kDims) : dim_;
     latent_ = cache.layout != CacheLayout::packed && v_dim_ <= dim_ && in.chance(4);
     v_ = !latent_ && in.chance(5) ? in.pick(kCaches) : kv_;
-    if (latent_ || cache.layout == CacheLayout::packed || !in.chance(6)) return;
+    if (latent_ || cache.layout == CacheLayout::packed) return;
+    if (in.chance(10)) {
+      kv_ = v_ = DType::fp8_ds_mla;
+      kv_heads_ = group_ = 1;
+      dim_ = 576, v_dim_ = 512;
+      page_size_ = 1 + in.below(2), num_pages_ = 1 + in.below(3);
+      return;
+    }
+    if (!in.chance(6)) return;
     v_ = in.chance(2) ? DType::nvfp4 : DType::mxfp4;
     v_dim_ = 32;  // whole blocks of both
     if (in.chance(2)) kv_ = in.chance(2) ? DType::nvfp4 : DType::mxfp4, dim_ = 32;
@@ -297,6 +335,50 @@ class FuzzBatch {
     if (in.chance(3)) workshop_.add(options.sinks, DType::f32, {kv_heads_ * group_});
     record_writes(in, seq, table, width);
     if (in.chance(3)) masks(in, seq, starts, index);
+    if (in.chance(3)) key_lists(in, seq, starts, table, width);
+  }
+
+  /// Lists of requests or of rows, of pages or of slots, by KV head or for all; now and then an entry or a count that is none.
+  void key_lists(Bytes& in, const std::vector<std::int64_t>& seq, const std::vector<std::int64_t>& starts,
+                 const std::vector<std::int64_t>& table, std::int64_t table_width) {
+    const bool by_head = in.chance(3), of_pages = in.chance(3), of_rows = in.chance(2), counted = of_pages || in.chance(2);
+    const std::int64_t n = of_rows ? starts.back() : num_reqs_, width = 1 + in.below(5), heads = by_head ? kv_heads_ : 1;
+    std::vector<std::int64_t> ids, counts;
+    strips_ = !in.chance(8);
+    for (std::int64_t i = 0, r = 0; i < n; ++i) {
+      if (!of_rows) r = i;
+      while (of_rows && starts[static_cast<std::size_t>(r + 1)] <= i) ++r;
+      const auto at = static_cast<std::size_t>(r);
+      const std::int64_t first_row = seq[at] - (starts[at + 1] - starts[at]) + 1;
+      const std::int64_t seen = std::clamp<std::int64_t>(of_rows ? first_row + i - starts[at] : first_row, 0, seq[at]);
+      for (std::int64_t h = 0; h < heads; ++h)
+        one_list(in, table, at * static_cast<std::size_t>(table_width), std::min(seen, table_width * page_size_), width, of_pages,
+                 ids, counts);
+    }
+    lists.unit = of_pages ? ListUnit::page : ListUnit::slot;
+    lists.owner = of_rows ? ListOwner::row : ListOwner::request;
+    const DType index = in.chance(2) ? DType::i64 : DType::i32;
+    workshop_.add(lists.ids, index, by_head ? std::vector<std::int64_t>{n, heads, width} : std::vector<std::int64_t>{n, width},
+                  ids);
+    if (counted)
+      workshop_.add(lists.num_keys, index, by_head ? std::vector<std::int64_t>{n, heads} : std::vector<std::int64_t>{n}, counts);
+    if (in.chance(30)) lists.unit = static_cast<ListUnit>(in.below(4));
+  }
+
+  /// Neighbours among the first `seen` keys of a request whose table row begins at `row`; -1 behind them.
+  void one_list(Bytes& in, const std::vector<std::int64_t>& table, std::size_t row, std::int64_t seen, std::int64_t width,
+                bool of_pages, std::vector<std::int64_t>& ids, std::vector<std::int64_t>& counts) const {
+    const std::int64_t unit = of_pages ? page_size_ : 1, all = (seen + unit - 1) / unit;
+    const std::int64_t count = std::min(in.below(width + 1), all), first = all > count ? in.below(all - count + 1) : 0;
+    for (std::int64_t j = 0; j < width; ++j) {
+      const std::int64_t key = (first + j) * unit;
+      const std::int64_t page = j < count ? table[row + static_cast<std::size_t>(key / page_size_)] : -1;
+      ids.push_back(j >= count ? -1 : of_pages ? page : page * page_size_ + key % page_size_);
+    }
+    counts.push_back(std::min((first + count) * unit, seen) - first * unit);
+    if (counts.back() < 0) counts.back() = 0;
+    if (in.chance(40)) ids[ids.size() - 1 - static_cast<std::size_t>(in.below(width))] = in.nasty();
+    if (in.chance(40)) counts.back() = in.nasty();
   }
 
   /// Requests that are not causal, and rows and keys that stand anywhere; now and then a value that is none.
@@ -363,7 +445,9 @@ class FuzzBatch {
   }
 
   void cache_tensors() {
-    const std::int64_t k_dims = is_four_bit(kv_) ? dim_ / 2 : dim_, v_dims = is_four_bit(v_) ? v_dim_ / 2 : v_dim_;
+    const bool rows = kv_ == DType::fp8_ds_mla;  // of 656 bytes, whatever their dims
+    const std::int64_t k_dims = rows ? 656 : is_four_bit(kv_) ? dim_ / 2 : dim_;
+    const std::int64_t v_dims = rows ? 656 : is_four_bit(v_) ? v_dim_ / 2 : v_dim_;
     block_scales(cache.k_block_scale, kv_, dim_);
     block_scales(cache.v_block_scale, v_, v_dim_);
     switch (cache.layout) {
@@ -468,6 +552,11 @@ class FuzzBatch {
 
   void poison(std::int64_t slot) {
     const std::int64_t page = slot / quire::page_size(cache), offset = slot % quire::page_size(cache);
+    if (cache.k.dtype == DType::fp8_ds_mla) {
+      for (const auto& [t, strides] : {std::pair{&cache.k, semantics::k_strides(cache)}, {&cache.v, semantics::v_strides(cache)}})
+        std::memset(static_cast<std::byte*>(t->data) + strides.row(page, 0, offset), 0xFF, 656);
+      return;
+    }
     for (const auto& [tensor, strides] :
          {std::pair{&cache.k, semantics::k_strides(cache)}, std::pair{&cache.v, semantics::v_strides(cache)}}) {
       const auto size = static_cast<std::size_t>(itemsize(tensor->dtype));
@@ -485,6 +574,7 @@ class FuzzBatch {
   DType q_ = DType::f32, kv_ = DType::f32, v_ = DType::f32;  ///< v_: of cached values
   std::array<float, 4> scale_values_{1.0f, 1.0f, 1.0f, 1.0f};
   bool latent_ = false;  ///< V lies in K's rows
+  bool strips_ = true;   ///< the batch beside lists has nothing that goes with no list
   Workshop workshop_;
 };
 

@@ -6,7 +6,8 @@
 //   3. If they are not, plan() refuses, with the status of the findings. For a query on a device it reads no table, and may
 //      refuse with those of depth metadata.
 //   4. append() and merge() succeed exactly if their checks are clean.
-//   5. diagnose() finds the one wrong element of an output, and reduce_case() makes a clean case of pages of the cache.
+//   5. Key lists keep the laws of list_laws.h.
+//   6. diagnose() finds the one wrong element of an output, and reduce_case() makes a clean case of pages of the cache.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include <string>
 
 #include "batch_from_bytes.h"
+#include "list_laws.h"
 #include "quire/diagnose.hpp"
 #include "quire/plan.hpp"
 
@@ -24,6 +26,7 @@ namespace quire::fuzz {
 /// How often the interesting paths were taken: a fuzzer that never gets through proves nothing.
 struct Tally {
   std::int64_t clean = 0, refused = 0, compared = 0, appended = 0, merged = 0;
+  std::int64_t lists_clean = 0, lists_compared = 0;
 };
 
 class SerialExecutor final : public Executor {
@@ -98,6 +101,8 @@ inline std::string broken_merge_law(const FuzzMerge& m, Tally& tally) {
 inline std::string broken_law(std::span<const std::uint8_t> data, Tally& tally) {
   FuzzBatch batch(data);
   if (std::string text = broken_batch_law(batch, tally); !text.empty()) return text;
+  SerialExecutor executor;
+  if (std::string text = broken_list_law(batch, executor, tally.lists_clean, tally.lists_compared); !text.empty()) return text;
   if (std::string text = broken_append_law(batch, tally); !text.empty()) return text;
   return broken_merge_law(FuzzMerge(data), tally);
 }

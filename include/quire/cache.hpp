@@ -48,11 +48,26 @@ struct KVCache {
 
 /// Sizes read from the shape of `cache.k` by layout; v_head_dim from that of `cache.v`. Meaningful only if rule Q-M06 holds
 /// (ranks as documented).
+///
+/// Rows of fp8_ds_mla have head_dim 576 and v_head_dim 512, whatever their bytes.
 std::int64_t num_pages(const KVCache& cache) noexcept;
 std::int64_t page_size(const KVCache& cache) noexcept;
 std::int64_t num_kv_heads(const KVCache& cache) noexcept;
 std::int64_t head_dim(const KVCache& cache) noexcept;
 std::int64_t v_head_dim(const KVCache& cache) noexcept;
+
+/// The cache of FlashMLA's fp8 rows (vLLM: kv_cache_dtype "fp8_ds_mla"): `rows` is [num_pages, page_size, 656] of one byte each,
+/// whatever its dtype. A row is a token of MLA's latent cache:
+///     bytes [0, 512)     512 codes of fp8_e4m3fn: the latent dims
+///     bytes [512, 528)   four f32: of latent dims [128 b, 128 b + 128) the real value is code * scale b
+///     bytes [528, 656)   64 elements of bf16: the dims of RoPE
+/// K is both parts, 576 dims; V is the latent dims. k and v are one tensor, [num_pages, page_size, 1, 656] of fp8_ds_mla, and
+/// k_scale and v_scale are absent (Q-R01 to Q-R03). attend() reads it as any cache. append() writes it: key is c_kv, [num_tokens,
+/// 1, 512], value is k_rope, [num_tokens, 1, 64] (Q-R04), and
+///     scale b = max(max |x_d| / 448, 2^-126) over the 128 dims of block b, an f32 division; code = x / scale b, rounded to
+///     nearest even; k_rope is rounded to bf16
+/// A block with a NaN or an infinity has the scale NaN.
+KVCache latent_cache(const Tensor& rows) noexcept;
 
 /// x of the packed layout: 16 / itemsize(dtype) (f32 4, 16-bit 8, fp8 16).
 std::int64_t packed_x(DType dtype) noexcept;

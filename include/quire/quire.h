@@ -71,11 +71,13 @@ enum {
   QUIRE_FP8_E5M2FNUZ = 7,
   QUIRE_I32 = 8,
   QUIRE_I64 = 9,
-  QUIRE_U8 = 10,      /* flags, 0 or 1 */
-  QUIRE_I8 = 11,      /* codes of a cache with scales */
-  QUIRE_NVFP4 = 12,   /* two e2m1 codes of a cache in a byte, with fp8_e4m3fn scales of 16 dims */
-  QUIRE_MXFP4 = 13,   /* likewise, with fp8_e8m0 scales of 32 dims */
-  QUIRE_FP8_E8M0 = 14 /* scales 2^(code - 127) */
+  QUIRE_U8 = 10,       /* flags, 0 or 1 */
+  QUIRE_I8 = 11,       /* codes of a cache with scales */
+  QUIRE_NVFP4 = 12,    /* two e2m1 codes of a cache in a byte, with fp8_e4m3fn scales of 16 dims */
+  QUIRE_MXFP4 = 13,    /* likewise, with fp8_e8m0 scales of 32 dims */
+  QUIRE_FP8_E8M0 = 14, /* scales 2^(code - 127) */
+  /* Rows of 656 bytes, FlashMLA's fp8 cache of MLA: k and v of quire_cache are one tensor [num_pages, page_size, 1, 656]. */
+  QUIRE_FP8_DS_MLA = 15
 };
 
 typedef int32_t quire_memory;

@@ -83,6 +83,20 @@ struct Sparse {
 Result<Sparse> plan_sparse(const Batch& batch, const KVCache& cache, const Options& options, const KeyLists& lists,
                            const SparseSettings& settings = {});
 
+/// Lists that are full, without their entries: what planning a problem needs to know.
+struct ListShape {
+  ListUnit unit = ListUnit::slot;
+  std::int64_t width = 1;  ///< entries of a list
+  bool by_head = false;    ///< KV heads have lists of their own
+};
+/// "2048 slots of each row", "64 pages of each row and KV head".
+std::string to_string(const ListShape& shape);
+
+/// The batch that stands for lists of rows, as a problem: of all KV heads, or of one. Rows see as many keys as a list holds, or
+/// all that they see without one, if that is fewer. explain() and predict() take it; Q-K03 and Q-K04 refuse what goes with no
+/// list.
+Result<Problem> problem_of_lists(const Problem& problem, const ListShape& shape);
+
 /// Several lines for people: the reason, and for each batch its plan and the kernels that were refused.
 std::string to_string(const Sparse& sparse);
 

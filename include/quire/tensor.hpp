@@ -31,6 +31,9 @@ enum class DType : std::int32_t {
   nvfp4 = 12,
   mxfp4 = 13,     ///< likewise; 32 dims share an fp8_e8m0 scale (OCP Microscaling Formats v1.0)
   fp8_e8m0 = 14,  ///< scales 2^(code - 127) of mxfp4 blocks; NaN 0xFF
+  /// Bytes of rows of 656, FlashMLA's fp8 cache of MLA: 512 codes of fp8_e4m3fn, four f32 scales, 64 elements of bf16. An element
+  /// of such a tensor is one byte; see latent_cache() of cache.hpp.
+  fp8_ds_mla = 15,
 };
 
 /// Canonical name ("bf16", "fp8_e4m3fn", "i64", ...); "none" for DType::none.
@@ -42,7 +45,7 @@ std::int64_t itemsize(DType dtype) noexcept;
 bool is_fp8(DType dtype) noexcept;  ///< one of the four fp8 formats
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
-/// A type that K or V of a cache may have: floating, i8, nvfp4 or mxfp4.
+/// A type that K or V of a cache may have: floating, i8, nvfp4 or mxfp4. Bytes of fp8_ds_mla are parts of rows, not elements.
 bool is_cached(DType dtype) noexcept;
 /// A type of 8-bit codes that a cache may hold: an fp8 format, or i8.
 bool is_code(DType dtype) noexcept;

@@ -34,7 +34,7 @@ struct Target {
   bool padding = false;     ///< takes batches with padding rows; otherwise hazards are asked without them
   bool masks = false;       ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
   bool v_head_dim = false;  ///< takes a V of another head_dim than K's, also as a part of K's rows; otherwise no matrix has one
-  bool token_scales = false;     ///< takes caches of i8, and scales of tokens; otherwise no matrix has them
+  bool token_scales = false;     ///< takes caches of i8 and fp8_ds_mla, and scales of tokens; otherwise no matrix has them
   bool unlike_types = false;     ///< takes a V of another type than K's; otherwise no matrix has one
   bool block_scales = false;     ///< takes nvfp4 and mxfp4 caches; otherwise no matrix has them
   bool eight_bit_rows = false;   ///< takes queries and outputs of fp8_e4m3fn with scales; otherwise no matrix has them
@@ -54,6 +54,7 @@ struct Target {
 /// Our own rows of kernels() by name; "cpu", "cuda" or "hip" = the row that plan() picks there, case by case. unsupported if this
 /// machine cannot run it. On a GPU every case is copied to the device and its outputs back. "cpu_cascade", "cuda_cascade" and
 /// "hip_cascade": attend_cascade() (cascade.hpp) that shares whatever can be shared, with partial results in f32.
+/// "cpu_lists": attend_sparse() (sparse.hpp) over lists that hold what each row sees.
 Result<Target> backend_target(const std::string& name, int num_threads = 0);
 
 /// Types of queries and of the cache.

@@ -29,7 +29,7 @@ FLOATING_DTYPES = {
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
     "float8_e8m0fnu": "fp8_e8m0",
 }
-DTYPES = {**FLOATING_DTYPES, "int8": "i8", "int32": "i32", "int64": "i64"}
+DTYPES = {**FLOATING_DTYPES, "int8": "i8", "int32": "i32", "int64": "i64", "fp8_ds_mla": "fp8_ds_mla"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 

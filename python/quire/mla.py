@@ -22,7 +22,10 @@ from typing import Any
 from quire import _quire
 from quire.errors import ArgumentError
 
-__all__ = ["absorbed_query", "append", "cache", "expanded", "softmax_scale"]
+ROW_BYTES = 656  # of a row of fp8_ds_mla: 512 fp8 codes, 4 f32 scales, 64 bf16
+ROWS = "fp8_ds_mla"
+
+__all__ = ["ROWS", "ROW_BYTES", "absorbed_query", "append", "cache", "expanded", "softmax_scale"]
 
 
 def _check(latent: Any, rank: int) -> None:
@@ -30,6 +33,15 @@ def _check(latent: Any, rank: int) -> None:
         raise ArgumentError(f"latent: {list(latent.shape)}, expected [num_pages, page_size, rank + rope_dim]")
     if not 0 < rank < latent.shape[2]:
         raise ArgumentError(f"rank: {rank}, expected 1 to {latent.shape[2] - 1}: a row of the cache has {latent.shape[2]} elements")
+
+
+def _of_rows(latent: Any, dtype: Any) -> bool:
+    """Whether the cache is of FlashMLA's fp8 rows, which must be asked for by name: bytes do not say what they are."""
+    if dtype != ROWS:
+        return False
+    if len(latent.shape) != 3 or latent.shape[2] != ROW_BYTES:
+        raise ArgumentError(f"latent: {list(latent.shape)}, expected [num_pages, page_size, {ROW_BYTES}] with dtype={ROWS!r}")
+    return True
 
 
 def softmax_scale(nope_dim: int, rope_dim: int) -> float:
@@ -43,8 +55,16 @@ def cache(latent: Any, rank: int, *, scale: Any = None, dtype: Any = None) -> An
     latent: [num_pages, page_size, rank + rope_dim] f32, f16, bf16 or an fp8 type, any strides. scale: of an fp8 cache, one number for
     rows as a whole (real value = stored value * scale). dtype: element type of raw arrays, as for :class:`quire.KVCache`.
 
+    With ``dtype="fp8_ds_mla"``, latent is uint8 [num_pages, page_size, 656], FlashMLA's fp8 cache (vLLM's kv_cache_dtype of this name):
+    512 codes of fp8_e4m3fn, four f32 scales, one for each 128 of them, and 64 RoPE elements of bf16. rank is 512, and there is no scale.
+
     Give ``softmax_scale`` to :class:`quire.Options`: the default would be that of head_dim rank + rope_dim.
     """
+    if _of_rows(latent, dtype):
+        if rank != 512 or scale is not None:
+            raise ArgumentError(f"rank: {rank}, scale: {scale}, expected 512 and None with dtype={ROWS!r}: rows hold their scales")
+        rows = latent[:, :, None, :]
+        return _quire.KVCache(rows, rows, "nhd", dtype=dtype)
     _check(latent, rank)
     rows = latent[:, :, None, :]
     return _quire.KVCache(rows, rows[:, :, :, :rank], "nhd", k_scale=scale, v_scale=scale, dtype=dtype)
@@ -57,11 +77,17 @@ def append(latent: Any, c_kv: Any, k_rope: Any, slot_mapping: Any, *, scale: Any
     page_size + offset, negative = skip. options: ledger, requests, positions, stream, ... of :func:`quire.append`.
 
     This is :func:`quire.append` with the two parts of a row for K and V: they share no memory, as that function asks (Q-S07).
+
+    Rows of ``dtype="fp8_ds_mla"`` (see :func:`cache`; c_kv [num_tokens, 512], k_rope [num_tokens, 64]) get their scales here, as vLLM
+    writes them: of each block of 128 dims ``scale = max(max |c_kv| / 448, 2^-126)`` and ``code = c_kv / scale``, in f32; k_rope becomes bf16.
     """
     for name, rows in (("c_kv", c_kv), ("k_rope", k_rope)):
         if len(rows.shape) != 2:
             raise ArgumentError(f"{name}: {list(rows.shape)}, expected [num_tokens, {'rank' if name == 'c_kv' else 'rope_dim'}]")
     rank, rope_dim = c_kv.shape[1], k_rope.shape[1]
+    if _of_rows(latent, dtype):
+        _quire.append(cache(latent, 512, scale=scale, dtype=dtype), c_kv[:, None, :], k_rope[:, None, :], slot_mapping, **options)
+        return
     _check(latent, rank)
     if rank + rope_dim != latent.shape[2]:
         raise ArgumentError(f"c_kv and k_rope: {rank} + {rope_dim} elements, expected {latent.shape[2]}: a row of the cache")

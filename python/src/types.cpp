@@ -175,6 +175,7 @@ Arguments:
         strides. append() writes it: scale = max(max |row| / L, 2^-126), L = 127 (int8), 448, 240 or 57344, the largest code of the type.
     dtype: element type of raw uint8 / uint16 arrays: "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "bf16", "f16", "i8",
         "nvfp4", "mxfp4" (two 4-bit codes in a byte: [..., head_dim / 2], the even dim in the low bits; "nhd" and "hnd" alone); NumPy's and torch's names and dtype objects do, too.
+        "fp8_ds_mla": k and v are one array of bytes, rows of 656 (quire.mla.cache).
     v_dtype: the same for v, if it has a type of its own; None = dtype.
     k_block_scale, v_block_scale: of nvfp4 (float8_e4m3fn, or its bytes, one for 16 dims) and mxfp4 (float8_e8m0fnu, or its bytes, one
         for 32): [num_pages, page_size, num_kv_heads, head_dim / block], whatever the layout, any strides. append() writes them.

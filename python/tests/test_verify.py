@@ -43,7 +43,7 @@ def test_quick_hazards_with_power():
     verdict = quire.verify(right, quick=True)
     assert verdict, verdict.text
     assert verdict.power and all(m.killed for m in verdict.power if m.asked and m.can_show)
-    assert {m.family for m in verdict.power if not m.can_show} == {"positions", "shapes", "head_dims", "token_scales", "block_scales", "unlike_types"}  # not asked: masks, a V and types of its own, scales of tokens and blocks
+    assert {m.family for m in verdict.power if not m.can_show} == {"positions", "shapes", "head_dims", "token_scales", "latent_rows", "block_scales", "unlike_types"}  # not asked: masks, a V and types of its own, scales of tokens and blocks, rows of MLA
 
 
 def test_an_in_place_target_is_asked_for_more():

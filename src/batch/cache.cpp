@@ -2,6 +2,8 @@
 // Sizes of a cache, read from its shapes by layout.
 #include "quire/cache.hpp"
 
+#include "semantics/latent_row.h"
+
 namespace quire {
 
 std::string_view name(CacheLayout layout) noexcept {
@@ -42,11 +44,26 @@ std::int64_t num_kv_heads(const KVCache& cache) noexcept {
 }
 
 std::int64_t head_dim(const KVCache& cache) noexcept {
+  if (cache.k.dtype == DType::fp8_ds_mla) return semantics::latent_row::kDims;
   return cache.layout == CacheLayout::packed ? cache.k.shape[2] * cache.k.shape[4] : dims_of_row(cache.k);
 }
 
 std::int64_t v_head_dim(const KVCache& cache) noexcept {
+  if (cache.v.dtype == DType::fp8_ds_mla) return semantics::latent_row::kLatentDims;
   return cache.layout == CacheLayout::packed ? cache.v.shape[2] : dims_of_row(cache.v);
+}
+
+KVCache latent_cache(const Tensor& rows) noexcept {
+  KVCache cache;
+  cache.k = rows;
+  cache.k.dtype = DType::fp8_ds_mla;
+  if (rows.rank == 3) {
+    cache.k.rank = 4;
+    cache.k.shape = {rows.shape[0], rows.shape[1], 1, rows.shape[2]};
+    cache.k.stride = {rows.stride[0], rows.stride[1], rows.stride[1], rows.stride[2]};
+  }
+  cache.v = cache.k;
+  return cache;
 }
 
 std::int64_t packed_x(DType dtype) noexcept { return itemsize(dtype) > 0 ? 16 / itemsize(dtype) : 0; }

@@ -30,6 +30,7 @@ constexpr DTypeRow kDTypes[] = {
     {DType::nvfp4, "nvfp4", 1},
     {DType::mxfp4, "mxfp4", 1},
     {DType::fp8_e8m0, "fp8_e8m0", 1},
+    {DType::fp8_ds_mla, "fp8_ds_mla", 1},
 };
 
 constexpr bool rows_stand_by_number() {

@@ -16,7 +16,8 @@ static_assert(QUIRE_DTYPE_NONE == static_cast<int>(DType::none) && QUIRE_F32 == 
               QUIRE_FP8_E4M3FNUZ == static_cast<int>(DType::fp8_e4m3fnuz) &&
               QUIRE_FP8_E5M2 == static_cast<int>(DType::fp8_e5m2) &&
               QUIRE_FP8_E5M2FNUZ == static_cast<int>(DType::fp8_e5m2fnuz) && QUIRE_I32 == static_cast<int>(DType::i32) &&
-              QUIRE_I64 == static_cast<int>(DType::i64) && QUIRE_U8 == static_cast<int>(DType::u8));
+              QUIRE_I64 == static_cast<int>(DType::i64) && QUIRE_U8 == static_cast<int>(DType::u8) &&
+              QUIRE_I8 == static_cast<int>(DType::i8) && QUIRE_FP8_DS_MLA == static_cast<int>(DType::fp8_ds_mla));
 static_assert(QUIRE_MEMORY_CPU == static_cast<int>(Memory::cpu) && QUIRE_MEMORY_CUDA == static_cast<int>(Memory::cuda) &&
               QUIRE_MEMORY_HIP == static_cast<int>(Memory::hip));
 static_assert(QUIRE_NHD == static_cast<int>(CacheLayout::nhd) && QUIRE_HND == static_cast<int>(CacheLayout::hnd) &&

@@ -106,7 +106,7 @@ Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
   const auto given = metadata.find(key);
   if (given == metadata.end()) {
     if (coded != DType::none) return coded;
-    return broken(formatted("tensor {}: dtype U8 needs metadata key {} = an fp8 format, nvfp4, mxfp4 or fp8_e8m0",
+    return broken(formatted("tensor {}: dtype U8 needs metadata key {} = an fp8 format, fp8_ds_mla, nvfp4, mxfp4 or fp8_e8m0",
                             quote(entry.name), quote(key)));
   }
   const DType named = dtype_from_name(given->second).value_or(DType::none);
@@ -115,9 +115,9 @@ Result<DType> dtype_of(const Entry& entry, const Metadata& metadata) {
         formatted("metadata {}={}: the file stores {}, which is {}", quote(key), quote(given->second), entry.code, name(coded)));
   }
   if (entry.name == kBits && named == DType::u8) return named;
-  if (!is_fp8(named) && !is_four_bit(named) && named != DType::fp8_e8m0 && coded == DType::none) {
-    return broken(
-        formatted("metadata {}={}: expected an fp8 type, nvfp4 or mxfp4 for a U8 tensor", quote(key), quote(given->second)));
+  if (!is_fp8(named) && !is_four_bit(named) && named != DType::fp8_e8m0 && named != DType::fp8_ds_mla && coded == DType::none) {
+    return broken(formatted("metadata {}={}: expected an fp8 type, fp8_ds_mla, nvfp4 or mxfp4 for a U8 tensor", quote(key),
+                            quote(given->second)));
   }
   return named;
 }
@@ -128,7 +128,10 @@ Status read_tensor(const ByteSource& source, const Header& header, const Entry& 
   const Result<DType> dtype = dtype_of(entry, header.metadata);
   if (!dtype.ok()) return dtype.status();
   const std::size_t bytes = static_cast<std::size_t>(entry.end - entry.begin);
-  if (std::shared_ptr<std::byte[]> mapped = source.map(header.data_start + entry.begin, bytes)) {
+  // Rows of fp8_ds_mla are read as words (Q-R02), and a file may begin them anywhere: these are copied.
+  std::shared_ptr<std::byte[]> mapped;
+  if (dtype.value() != DType::fp8_ds_mla) mapped = source.map(header.data_start + entry.begin, bytes);
+  if (mapped) {
     place->in(c) = Tensor::from_shape(mapped.get(), dtype.value(), entry.shape, entry.rank);
     c.storage.push_back(std::move(mapped));
     return {};

@@ -38,7 +38,8 @@ inline float quiet_nan() { return semantics::bits_to_float(0x7FC00000u); }
 
 /// Fills a contiguous tensor with what must not be read: NaN, or the largest code of a type that has no NaN.
 inline void fill_unread(const Tensor& t) {
-  if (t.dtype == DType::fp8_e8m0 || is_four_bit(t.dtype)) {  // NaN, or -6 in both codes
+  if (t.dtype == DType::fp8_e8m0 || is_four_bit(t.dtype) || t.dtype == DType::fp8_ds_mla) {
+    // NaN, or -6 in both codes; of rows of fp8_ds_mla, NaN in each of the three parts.
     std::fill_n(static_cast<std::uint8_t*>(t.data), t.num_elements(), std::uint8_t{0xFF});
     return;
   }

@@ -17,6 +17,7 @@
 #include "quire/capture.hpp"
 #include "semantics/block_scale.h"
 #include "semantics/ceil_div.h"
+#include "semantics/latent_row.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/token_scale.h"
@@ -84,7 +85,9 @@ double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const double query = rows * (dims * row_bytes + v_dims * real(itemsize(p.out_dtype()))) + (p.lse ? 4 * rows : 0);
   const double new_rows = s.has_new_rows ? real(s.num_tokens) * real(p.num_kv_heads) * (dims + v_dims) * row_bytes : 0;
   const double slots = real(s.num_pages) * real(p.page_size);
-  const double slot = line.latent ? dims * real(itemsize(p.kv_dtype)) : real(p.kv_bytes());
+  const double slot = p.kv_dtype == DType::fp8_ds_mla ? real(semantics::latent_row::kBytes)
+                      : line.latent                   ? dims * real(itemsize(p.kv_dtype))
+                                                      : real(p.kv_bytes());
   const double cache = slots * real(p.num_kv_heads) * slot;
   const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
   const double scales = (p.k_scale == ScaleKind::per_token ? 4 : 0) + (p.v_scale == ScaleKind::per_token ? 4 : 0);
@@ -151,7 +154,11 @@ class Maker {
     fill_query();
     fill_new_rows(c_.batch.key, kKey);
     fill_new_rows(c_.batch.value, kValue);
-    fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
+    if (p_.kv_dtype == DType::fp8_ds_mla) {
+      fill_latent_rows();
+    } else {
+      fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
+    }
     if (line_.latent) {  // V is a part of K's rows, filled above
       if (c_.cache.v_scale.present()) fill_any_scale(c_.cache.v_scale, kValue);
     } else {
@@ -198,10 +205,11 @@ class Maker {
     b.slot_mapping = tensor(wide_slots ? DType::i64 : line_.index_dtype, s_.num_tokens);
     if (p_.lse) b.lse = tensor(DType::f32, s_.num_tokens, p_.num_q_heads);
     c_.cache.layout = p_.layout;
+    const bool has_latent_rows = p_.kv_dtype == DType::fp8_ds_mla;
     c_.cache.k = cache_tensor(kKey);
     if (line_.latent) {
       c_.cache.v = c_.cache.k;
-      c_.cache.v.shape[3] = p_.out_dim() / (is_four_bit(p_.kv_dtype) ? 2 : 1);
+      if (!has_latent_rows) c_.cache.v.shape[3] = p_.out_dim() / (is_four_bit(p_.kv_dtype) ? 2 : 1);
     } else {
       c_.cache.v = cache_tensor(kValue);
     }
@@ -432,8 +440,17 @@ class Maker {
 
   /// A real K or V value.
   float kv_value(What what, std::uint64_t key, std::int64_t position, std::int64_t h, std::int64_t d) const {
-    return magnitude(what, position, h) * block_magnitude(what, d) *
+    return magnitude(what, position, h) * block_magnitude(what, d) * magnitude_of_block(position, d) *
            draw(key, (position * p_.num_kv_heads + h) * dims_of(what) + d);
+  }
+
+  /// Blocks of a row of fp8_ds_mla differ, and no block has the magnitude of the same block one token on: a scale of another
+  /// block or token shows.
+  float magnitude_of_block(std::int64_t position, std::int64_t d) const {
+    namespace row = semantics::latent_row;
+    if (p_.kv_dtype != DType::fp8_ds_mla || d >= row::kLatentDims) return 1.0f;
+    constexpr float kMagnitudes[row::kNumBlocks] = {1.0f, 2.0f, 0.5f, 4.0f};
+    return kMagnitudes[(d / row::kBlockDims + position) % row::kNumBlocks];
   }
 
   /// Real K or V values are draw() times this power of two: with scales, V is larger than K, and neighbouring heads and tokens
@@ -575,6 +592,18 @@ class Maker {
         for (std::int64_t d = 0; d < dims_of(what); ++d)
           semantics::store(cache.data, cache.dtype, row + strides.element(d), kv_value(what, key, position, h, d) / divisor);
       }
+    });
+  }
+
+  /// Rows as append() writes them.
+  void fill_latent_rows() const {
+    namespace latent = semantics::latent_row;
+    const semantics::KvStrides strides = semantics::k_strides(c_.cache);
+    for_each_cached(kKey, [&](std::int64_t page, std::int64_t offset, std::uint64_t key, std::int64_t position) {
+      auto* row = static_cast<std::uint8_t*>(c_.cache.k.data) + strides.row(page, 0, offset);
+      latent::write_latent(row, [&](std::int64_t d) { return kv_value(kKey, key, position, 0, d); });
+      for (std::int64_t d = 0; d < latent::kRopeDims; ++d)
+        latent::store_rope(row, d, kv_value(kKey, key, position, 0, latent::kLatentDims + d));
     });
   }
 

@@ -14,6 +14,7 @@
 #include "quire/contract.hpp"
 #include "semantics/block_scale.h"
 #include "semantics/ceil_div.h"
+#include "semantics/latent_row.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 
@@ -63,6 +64,17 @@ class Spoiler {
   alignas(float) std::byte bits_[2][sizeof(float)] = {};  ///< one element of the tensor's type, with either sign
 };
 
+/// A row of fp8_ds_mla becomes NaN, zeros, or garbage: the largest codes, and scales and RoPE dims of 1e4.
+void spoil_latent_row(std::uint8_t* row, PoisonKind kind) {
+  namespace latent = semantics::latent_row;
+  std::fill_n(row, latent::kBytes, kind == PoisonKind::nan ? std::uint8_t{0xFF} : std::uint8_t{0});
+  if (kind != PoisonKind::finite_garbage) return;
+  const auto garbage = [](std::int64_t d) { return (capture::mix64(static_cast<std::uint64_t>(d)) & 1) != 0 ? -1e4f : 1e4f; };
+  for (std::int64_t block = 0; block < latent::kNumBlocks; ++block) latent::store_scale(row, block, 1e4f);
+  for (std::int64_t d = 0; d < latent::kLatentDims; ++d) latent::store_latent(row, d, garbage(d), 1.0f);
+  for (std::int64_t d = 0; d < latent::kRopeDims; ++d) latent::store_rope(row, d, garbage(d));
+}
+
 class Poisoner {
  public:
   Poisoner(Case& c, PoisonKind kind) : c_(c), kind_(kind), p_(problem_of(c.batch, c.cache, c.options)) {}
@@ -107,7 +119,15 @@ class Poisoner {
                                  });
   }
 
+  void poison_latent_rows(const Tensor& cache, const semantics::KvStrides& strides) const {
+    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot)
+      if (!readable_[static_cast<std::size_t>(slot)])
+        spoil_latent_row(static_cast<std::uint8_t*>(cache.data) + strides.row(slot / p_.page_size, 0, slot % p_.page_size),
+                         kind_);
+  }
+
   void poison_cache(const Tensor& cache, const semantics::KvStrides& strides, std::int64_t head_dim) const {
+    if (cache.dtype == DType::fp8_ds_mla) return poison_latent_rows(cache, strides);
     const Spoiler spoil(cache, kind_);
     std::vector<std::int64_t> dims;  // two divisions each
     for (std::int64_t d = 0; d < head_dim; ++d) dims.push_back(strides.element(d));

@@ -9,6 +9,7 @@
 
 #include "capture/text.h"
 #include "quire/problem.hpp"
+#include "semantics/latent_row.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -57,7 +58,8 @@ constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
                                          {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz},
                                          {"i8", DType::i8},
                                          {"nvfp4", DType::nvfp4},
-                                         {"mxfp4", DType::mxfp4}};
+                                         {"mxfp4", DType::mxfp4},
+                                         {"fp8_ds_mla", DType::fp8_ds_mla}};
 constexpr Choice<DType> kIndexTypes[] = {{"i32", DType::i32}, {"i64", DType::i64}};
 constexpr Choice<CacheLayout> kLayouts[] = {
     {"nhd", CacheLayout::nhd}, {"hnd", CacheLayout::hnd}, {"packed", CacheLayout::packed}};
@@ -601,6 +603,22 @@ Status check_blocks(const Problem& p) {
   return {};
 }
 
+/// Rows of fp8_ds_mla have one size, one KV head, and their scales within (Q-R01, Q-R03).
+Status check_latent_rows(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  if (p.kv_dtype != DType::fp8_ds_mla) return {};
+  namespace row = semantics::latent_row;
+  const auto of_rows = [](std::int64_t n) { return formatted("{} with kv=fp8_ds_mla", n); };
+  if (p.head_dim != row::kDims) return fail("d", formatted("{}", p.head_dim), of_rows(row::kDims));
+  if (p.out_dim() != row::kLatentDims) return fail("dv", formatted("{}", p.out_dim()), of_rows(row::kLatentDims));
+  if (!line.latent) return fail("latent", "0", of_rows(1));
+  if (p.num_kv_heads != 1)
+    return fail("heads", formatted("{}:{}", p.num_q_heads, p.num_kv_heads), "one KV head with kv=fp8_ds_mla");
+  for (const auto& [key, kind] : {std::pair{"kscale", p.k_scale}, {"vscale", p.v_scale}})
+    if (kind != ScaleKind::none) return fail(key, text_of(kind, kScaleKinds), "none with kv=fp8_ds_mla, whose rows hold scales");
+  return {};
+}
+
 /// V can be the leading dims of K's rows.
 Status check_latent(const ProblemLine& line) {
   const Problem& p = line.problem;
@@ -615,6 +633,7 @@ Status check_latent(const ProblemLine& line) {
 Status check_combinations(const ProblemLine& line) {
   const Problem& p = line.problem;
   if (Status s = check_latent(line); !s.ok()) return s;
+  if (Status s = check_latent_rows(line); !s.ok()) return s;
   if (Status s = check_row_types(p); !s.ok()) return s;
   if (Status s = check_masks(p); !s.ok()) return s;
   if (Status s = check_cache_scales(p); !s.ok()) return s;

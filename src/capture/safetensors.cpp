@@ -266,7 +266,9 @@ void append_quoted(std::string& out, std::string_view text) {
 }  // namespace
 
 std::string_view code_of(DType dtype) noexcept {
-  if (dtype == DType::fp8_e4m3fnuz || dtype == DType::fp8_e5m2fnuz || dtype == DType::fp8_e8m0 || is_four_bit(dtype)) return "U8";
+  if (dtype == DType::fp8_e4m3fnuz || dtype == DType::fp8_e5m2fnuz || dtype == DType::fp8_e8m0 || dtype == DType::fp8_ds_mla ||
+      is_four_bit(dtype))
+    return "U8";
   for (const CodeRow& row : kCodes)
     if (row.dtype == dtype && dtype != DType::none) return row.code;
   return {};

@@ -156,7 +156,10 @@ void apply_to_append(Context& c, Depth depth) {
   // The rows of key stand in for those of query; the cache says how long each is.
   c.sizes.head_dim = c.sizes.cache_head_dim;
   if (contract::well_formed(c.batch.key) && c.batch.key.rank == 3) c.sizes.num_tokens = c.batch.key.shape[0];
-  apply_new_row_shape_rule(c);
+  if (contract::has_latent_rows(c))
+    contract::apply_latent_append_rules(c);
+  else
+    apply_new_row_shape_rule(c);
   apply_index_dtype_rule(c);
   apply_scale_shape_rules(c);
   apply_append_rules(c);

@@ -236,6 +236,7 @@ void apply_content_rules(Context& c) {
   c01_query(c);
   c02_cached_key(c);
   c03_cached_value(c);
+  apply_latent_content_rules(c);
   c04_key(c);
   c05_value(c);
 }

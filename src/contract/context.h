@@ -159,6 +159,14 @@ bool masks_readable(const Context& c) noexcept;
 bool mask_ok(const Context& c, const Lengths& lengths) noexcept;
 /// Q-M36 alone, for append.
 void apply_scale_shape_rules(Context& c);
+/// Whether K or V are rows of fp8_ds_mla.
+bool has_latent_rows(const Context& c) noexcept;
+/// Q-R01 to Q-R03, which know what is no such cache.
+void apply_latent_row_rules(Context& c);
+/// Q-R04: rows of an append.
+void apply_latent_append_rules(Context& c);
+/// Q-R05, and Q-C02 and Q-C03 of such rows.
+void apply_latent_content_rules(Context& c);
 void apply_table_rules(Context& c);
 void apply_scale_rules(Context& c);
 void apply_batch_slot_rules(Context& c);

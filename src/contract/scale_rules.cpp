@@ -95,7 +95,7 @@ void m50_integers_have_scales(Context& c, std::string_view tensor_name, const Te
 }
 
 void m51_token_scales_of_codes(Context& c, std::string_view tensor_name, const Tensor& t, const Tensor& codes) {
-  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(codes) || is_code(codes.dtype)) return;
+  if (!well_formed(t) || t.rank != 3 || !descriptor_ok(codes) || is_code(codes.dtype) || has_latent_rows(c)) return;
   c.report.add(M51, tensor_name, {}, formatted("three axes beside a cache of {}", name(codes.dtype)),
                "scalar, [1] or [num_kv_heads], or a cache of i8 or an fp8 format");
 }

@@ -198,7 +198,7 @@ void m17_cache_extents(Context& c) {
 }
 
 void m19_packed_x(Context& c) {
-  if (!cache_ranks_ok(c) || c.report.broken(M17) || c.cache.layout != CacheLayout::packed) return;
+  if (!cache_ranks_ok(c) || c.report.broken({M17, R01}) || c.cache.layout != CacheLayout::packed) return;
   if (is_four_bit(c.cache.k.dtype)) return;  // Q-M55
   const std::int64_t x = packed_x(c.cache.k.dtype);
   if (c.cache.k.shape[4] != x) {
@@ -211,7 +211,7 @@ void m19_packed_x(Context& c) {
 }
 
 void m18_cache_v_shape(Context& c) {
-  if (!cache_ranks_ok(c) || c.report.broken({M17, M19})) return;
+  if (!cache_ranks_ok(c) || c.report.broken({M17, M19, R01})) return;
   std::array<std::int64_t, Tensor::kMaxRank> expected = c.cache.k.shape;
   expected[3] = c.cache.v.shape[3];
   if (c.cache.layout == CacheLayout::packed)
@@ -226,7 +226,9 @@ void m20_cache_dtype(Context& c, const NamedTensor& t, DType row_dtype) {
   const DType dtype = t.tensor->dtype;
   if (descriptor_ok(*t.tensor) && row_dtype == DType::fp8_e4m3fn && dtype != DType::fp8_e4m3fn)
     return c.report.add(M20, t.name, {}, quoted_dtype(dtype), "fp8_e4m3fn as query");
-  if (!descriptor_ok(*t.tensor) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype) || is_four_bit(dtype)) return;
+  if (!descriptor_ok(*t.tensor) || dtype == DType::f16 || dtype == DType::bf16 || is_code(dtype) || is_four_bit(dtype) ||
+      dtype == DType::fp8_ds_mla)
+    return;
   const bool row_known = is_row_dtype(row_dtype);
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
   const bool f32_too = row_dtype == DType::f32;
@@ -385,9 +387,10 @@ void apply_tensor_rules(Report& report, std::span<const NamedTensor> tensors, st
 void apply_cache_shape_rules(Context& c, DType row_dtype) {
   m06_cache_rank(c);
   m17_cache_extents(c);
+  apply_latent_row_rules(c);
   m19_packed_x(c);
   m18_cache_v_shape(c);
-  if (cache_ranks_ok(c) && !c.report.broken({M17, M18, M19})) {
+  if (cache_ranks_ok(c) && !c.report.broken({M17, M18, M19, R01})) {
     c.sizes.num_pages = num_pages(c.cache);
     c.sizes.page_size = page_size(c.cache);
     c.sizes.num_kv_heads = num_kv_heads(c.cache);

@@ -177,7 +177,8 @@ void s06_one_dtype(Context& c) {
 
 /// Tensors that append() writes: the cache, and scales of tokens and blocks.
 std::vector<NamedTensor> written(const Context& c) {
-  std::vector<NamedTensor> list{{"cache.k", &c.cache.k}, {"cache.v", &c.cache.v}};
+  std::vector<NamedTensor> list{{"cache.k", &c.cache.k}};
+  if (!has_latent_rows(c)) list.push_back({"cache.v", &c.cache.v});  // rows of fp8_ds_mla are one tensor (Q-R04)
   if (c.cache.k_scale.rank == 3) list.push_back({"k_scale", &c.cache.k_scale});
   if (c.cache.v_scale.rank == 3) list.push_back({"v_scale", &c.cache.v_scale});
   if (c.cache.k_block_scale.present()) list.push_back({"k_block_scale", &c.cache.k_block_scale});

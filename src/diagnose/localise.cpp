@@ -183,8 +183,8 @@ Result<Localisation> compare_tokens(const Facts& f, const Observed& observed, st
   Localisation where;
   where.tokens = std::move(tokens);
   where.complete = static_cast<std::int64_t>(where.tokens.size()) == f.num_tokens;
-  Result<Reference> reference = where.complete ? quire::reference(f.batch, f.cache, f.options, profile)
-                                               : quire::reference(f.batch, f.cache, f.options, where.tokens, profile);
+  Result<Reference> reference = where.complete ? quire::reference(f.batch, f.stored, f.options, profile)
+                                               : quire::reference(f.batch, f.stored, f.options, where.tokens, profile);
   if (!reference.ok()) return reference.status();
   where.reference = std::move(reference).value();
   where.rows.assign(where.tokens.size() * Facts::at(f.num_q_heads), {});

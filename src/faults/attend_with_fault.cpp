@@ -72,14 +72,14 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
   std::vector<float> lse(static_cast<std::size_t>(b.query.shape[0] * f.num_q_heads));
   b.output = Tensor::contiguous(output.data(), f.batch.output.dtype, b.query.shape[0], f.num_q_heads, f.v_head_dim);
   if (b.lse.present()) b.lse = Tensor::contiguous(lse.data(), DType::f32, b.query.shape[0], f.num_q_heads);
-  const Result<Plan> planned = plan(b, f.cache, f.options);
+  const Result<Plan> planned = plan(b, f.stored, f.options);
   if (!planned.ok()) return planned.status();
   std::vector<std::byte> workspace(workspace_bytes(planned.value()) + 64);
   void* start = workspace.data();
   std::size_t room = workspace.size();
   std::align(64, workspace_bytes(planned.value()), start, room);
   const std::span<std::byte> aligned(static_cast<std::byte*>(start), workspace_bytes(planned.value()));
-  if (const Status status = attend(planned.value(), b, f.cache, f.options, aligned); !status.ok()) return status;
+  if (const Status status = attend(planned.value(), b, f.stored, f.options, aligned); !status.ok()) return status;
   std::vector<bool> skip(lse.size(), false);
   for (const RowHead& at : changed) skip[static_cast<std::size_t>(at.token * f.num_q_heads + at.head)] = true;
   RowResult row;

@@ -33,6 +33,7 @@ const std::vector<Fault>& catalogue() {
     add_layout(all);
     add_heads(all);
     add_scales(all);
+    add_latent_rows(all);
     add_formats(all);
     add_blocks(all);
     add_scores(all);

@@ -28,6 +28,7 @@ void add_alibi(std::vector<Fault>& list);
 void add_softmax(std::vector<Fault>& list);
 void add_sinks(std::vector<Fault>& list);
 void add_scales(std::vector<Fault>& list);
+void add_latent_rows(std::vector<Fault>& list);
 void add_formats(std::vector<Fault>& list);
 void add_blocks(std::vector<Fault>& list);
 void add_positions(std::vector<Fault>& list);

@@ -112,10 +112,19 @@ struct Scratch {
   std::vector<double> query, vector, scores, p;
 };
 
+/// A row of fp8_ds_mla as it is stored: f32, in which Facts::cache has it, would round.
+void load_latent_row(const Facts& f, Side side, const Place& place, std::span<double> to) {
+  if (place.offset < 0 || place.offset >= f.page_size) return std::fill(to.begin(), to.end(), kModelNaN);
+  const LatentBytes row = latent_bytes(f.stored, side, place.page, place.offset);
+  for (std::size_t d = 0; d < to.size(); ++d) to[d] = row.value(static_cast<std::int64_t>(d));
+}
+
 void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
                  std::span<double> to) {
   const Tensor& t = cache_tensor(*m.facts, side);
   if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
+  if (m.facts->has_latent_rows() && head == 0 && !m.elements.replaced() && !m.decode.replaced())
+    return load_latent_row(*m.facts, side, place, to);
   at.resize(to.size());
   m.elements(side, place, head, at);
   decode_inside(
@@ -131,7 +140,8 @@ struct Loaded {
 
 /// Whether the model reads elements of the cache unchanged.
 bool reads_as_stored(const Model& m) {
-  return !m.elements.replaced() && !m.decode.replaced() && !m.blocks.replaced() && !m.vector && !m.facts->dequantised_to_query;
+  return !m.elements.replaced() && !m.decode.replaced() && !m.blocks.replaced() && !m.vector && !m.facts->dequantised_to_query &&
+         !m.facts->has_latent_rows();
 }
 
 /// `values` (which has the dims that are wanted) is filled only if nothing is stored.
@@ -245,7 +255,8 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
 
 }  // namespace
 
-Facts::Facts(const Batch& b, const KVCache& c, const Options& o) : batch(b), cache(c), options(o), decoded(c) {
+Facts::Facts(const Batch& b, const KVCache& c, const Options& o)
+    : batch(b), stored(c), real(c), cache(real.cache()), options(o), decoded(cache) {
   num_tokens = num_request_rows(b);
   if (b.output_scale.present()) value_unit = 1 / static_cast<double>(semantics::load(b.output_scale.data, DType::f32, 0));
   num_q_heads = b.query.shape[1];

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "faults/decoded_pages.h"
+#include "faults/latent_bytes.h"
 #include "quire/batch.hpp"
 #include "quire/problem.hpp"
 
@@ -30,7 +31,9 @@ struct Facts {
   Facts(const Batch& batch, const KVCache& cache, const Options& options);
 
   const Batch& batch;
-  const KVCache& cache;
+  const KVCache& stored;  ///< the batch's own
+  RealCache real;
+  const KVCache& cache;  ///< `stored`, but of f32 in place of fp8_ds_mla
   const Options& options;
   std::int64_t num_tokens = 0, num_q_heads = 0, num_kv_heads = 0, group = 0;
   std::int64_t head_dim = 0, v_head_dim = 0;  ///< dims of query and K; dims of V and output
@@ -73,6 +76,8 @@ struct Facts {
   const Tensor& block_scales(Side side) const { return side == Side::key ? cache.k_block_scale : cache.v_block_scale; }
   /// Codes from an element of each axis to the next.
   std::array<std::int64_t, Tensor::kMaxRank> strides(Side side) const { return code_strides(codes(side)); }
+  /// The cache is of fp8_ds_mla.
+  bool has_latent_rows() const { return stored.k.dtype == DType::fp8_ds_mla; }
   /// V is the leading dims of K's rows: one tensor.
   bool v_is_in_k() const;
   bool has_prefix() const { return options.prefix_len.has_value() || batch.prefix_lens.present(); }

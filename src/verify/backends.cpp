@@ -11,6 +11,7 @@
 #include "quire/verify.hpp"
 #include "text/formatted.h"
 #include "verify/cascade_target.h"
+#include "verify/list_target.h"
 
 namespace quire {
 namespace {
@@ -102,6 +103,7 @@ AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Ex
 
 Result<Target> backend_target(const std::string& name, int num_threads) {
   if (const std::optional<Result<Target>> cascade = verify_detail::cascade_target(name, num_threads)) return *cascade;
+  if (const std::optional<Result<Target>> lists = verify_detail::list_target(name, num_threads)) return *lists;
   for (const Backend gpu : {Backend::cuda, Backend::hip})
     if (name == quire::name(gpu)) return device_target(name, "", gpu);
   const bool any = name == quire::name(Backend::cpu);
@@ -109,7 +111,7 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   for (const Kernel& kernel : kernels())
     if (kernel.name == name) row = &kernel;
   if (!any && row == nullptr) {
-    std::string known = "cpu, cuda, hip, cpu_cascade, cuda_cascade, hip_cascade";
+    std::string known = "cpu, cuda, hip, cpu_cascade, cuda_cascade, hip_cascade, cpu_lists";
     for (const Kernel& kernel : kernels()) known += formatted(", {}", kernel.name);
     return Status(Code::invalid_argument, formatted("no backend is called '{}'; there are {}", name, known));
   }

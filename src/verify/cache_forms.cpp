@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caches of i8 and scales of tokens (decision 33), and K and V of types of their own and nvfp4 and mxfp4 (decision 37), on
-// batches that split keys, fill tiles, merge and mask.
+// Caches of i8 and scales of tokens (decision 33), K and V of types of their own and nvfp4 and mxfp4 (decision 37), and rows
+// of fp8_ds_mla (decision 38), on batches that split keys, fill tiles, merge and mask.
+#include <algorithm>
 #include <iterator>
 #include <span>
 
@@ -60,6 +61,14 @@ constexpr const char* kFourBitShapes[] = {
     "heads=4:2 d=96 dv=32 page=8 lse=1 reqs=9@20/24,1@33,70@9",
     "heads=4:2 d=32 page=8 causal=0 share=2 lse=1 reqs=5@20,3:0,40@16",
 };
+constexpr const char* kLatentTypes[] = {"q=bf16 kv=fp8_ds_mla", "q=f32 kv=fp8_ds_mla layout=hnd index=i64",
+                                        "q=f16 kv=fp8_ds_mla"};
+constexpr const char* kLatentShapes[] = {
+    "heads=16:1 d=576 dv=512 latent=1 page=64 lse=1 reqs=1@1500,1@40,3@20/21",
+    "heads=5:1 d=576 dv=512 latent=1 page=5 window=20 sinks=1 lse=1 reqs=1@190,9@66,20@30/33",
+    "heads=128:1 d=576 dv=512 latent=1 page=16 reqs=2x1@90",
+    "heads=4:1 d=576 dv=512 latent=1 page=16 causal=0 share=2 lse=1 reqs=5@40,3:0,40@16",
+};
 constexpr std::size_t kMostQuick = 6;
 
 /// Every type with every shape, or with a few in turns.
@@ -76,6 +85,20 @@ std::vector<Entry> entries_of(const char* name, std::span<const char* const> typ
   return list;
 }
 
+/// Quick: each type once.
+void add_latent_rows(std::vector<Entry>& list, const AskedTypes& asked, bool quick) {
+  const auto is_asked = [](const auto& choice, auto value) {
+    return choice.empty() || std::ranges::find(choice, value) != choice.end();
+  };
+  if (!is_asked(asked.head_dims, 576)) return;
+  for (std::size_t shape = 0; shape < std::size(kLatentShapes); ++shape)
+    for (std::size_t type = 0; type < std::size(kLatentTypes); ++type)
+      if (!quick || shape == type) {
+        const ProblemLine line = hazard_line(kLatentTypes[type], kLatentShapes[shape], 8500 + 10 * shape + type);
+        if (is_asked(asked.layouts, line.problem.layout)) list.push_back({"hazards", "LatentRows", line, Special::none});
+      }
+}
+
 }  // namespace
 
 std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick) {
@@ -88,6 +111,7 @@ std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick) {
     if (const auto legal = in_asked(line, asked, ++turn))
       list.push_back({"hazards", "IntegerExtremes", *legal, Special::every_fp8_code});
   }
+  add_latent_rows(list, asked, quick);
   return list;
 }
 

@@ -102,7 +102,7 @@ inline bool has_eight_bit_rows(const Problem& p) { return is_fp8(p.q_dtype) || i
 
 /// Whether a problem has a cache of i8, or scales of tokens (decision 33).
 inline bool has_own_scales(const Problem& p) {
-  return p.kv_dtype == DType::i8 || p.value_dtype() == DType::i8 || p.has_token_scales();
+  return p.kv_dtype == DType::i8 || p.value_dtype() == DType::i8 || p.kv_dtype == DType::fp8_ds_mla || p.has_token_scales();
 }
 
 /// Whether V has a type of its own (decision 37).

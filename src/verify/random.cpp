@@ -28,6 +28,8 @@ constexpr std::int64_t kFourBitsOneIn = 8;
 constexpr std::uint64_t kFourBitsStream = 0x4B175;
 constexpr std::int64_t kUnlikeTypesOneIn = 8;
 constexpr std::uint64_t kUnlikeTypesStream = 0x0E7BE;
+constexpr std::int64_t kLatentRowsOneIn = 25;
+constexpr std::uint64_t kLatentRowsStream = 0x656;
 
 class Draw {
  public:
@@ -208,6 +210,20 @@ void draw_own_v(Draw draw, ProblemLine& line) {
   line.latent = p.layout != CacheLayout::packed && p.out_dim() <= p.head_dim && draw.chance(2);
 }
 
+/// Draws, in one line of kLatentRowsOneIn, MLA's rows of 656 bytes. A random stream of its own leaves other lines alone.
+void draw_latent_rows(Draw draw, ProblemLine& line) {
+  Problem& p = line.problem;
+  if (!draw.chance(kLatentRowsOneIn) || p.q_dtype == DType::fp8_e4m3fn) return;
+  p.kv_dtype = DType::fp8_ds_mla;
+  p.head_dim = 576;
+  p.v_head_dim = 512;
+  line.latent = true;
+  p.num_kv_heads = 1;
+  p.num_q_heads = draw.of(std::array<std::int64_t, 4>{1, 3, 16, 20});
+  p.k_scale = p.v_scale = ScaleKind::none;
+  if (p.layout == CacheLayout::packed) p.layout = CacheLayout::nhd;
+}
+
 void draw_options(Draw& draw, Problem& p) {
   if (draw.chance(3)) p.sliding_window = draw.of(std::array<std::int64_t, 8>{1, 2, 3, 7, 16, 33, 100, 5000});
   if (draw.chance(4)) p.logits_soft_cap = draw.of(std::array<float, 3>{1.5f, 8.0f, 50.0f});
@@ -323,6 +339,7 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   if (!reaches_far) draw_own_v(Draw(seed ^ kOwnVStream, index), line);
   if (asked.empty()) draw_unlike_types(Draw(seed ^ kUnlikeTypesStream, index), line);
   if (asked.empty()) draw_four_bits(Draw(seed ^ kFourBitsStream, index), line);
+  if (asked.empty() && !reaches_far) draw_latent_rows(Draw(seed ^ kLatentRowsStream, index), line);
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;

@@ -14,7 +14,7 @@ constexpr const char* kForms[] = {"none", "tensor", "head", "token"};
 /// Returns every value that a type, layout, form or index may have, by the names of Reach::add().
 std::vector<std::string> all_values() {
   std::vector<std::string> all;
-  for (const char* cache : {"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8"})
+  for (const char* cache : {"f32", "f16", "bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8", "fp8_ds_mla"})
     for (const char* query : {"f32", "f16", "bf16"})
       if (std::string(cache) != "f32" || std::string(query) == "f32") all.push_back(formatted("{} over {}", query, cache));
   for (const char* layout : {"nhd", "hnd", "packed"}) all.push_back(formatted("layout {}", layout));

@@ -121,7 +121,10 @@ void drop_masks(std::vector<Entry>& entries) {
 
 /// Drops hazards of a V with its own head_dim, and gives random lines a V like K.
 void drop_own_v(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) { return has_own_v(entry.line) && entry.matrix != "random"; });
+  std::erase_if(entries, [](const Entry& entry) {
+    const bool of_format = entry.line.problem.kv_dtype == DType::fp8_ds_mla;  // has no other V
+    return has_own_v(entry.line) && (of_format || entry.matrix != "random");
+  });
   for (Entry& entry : entries) remove_own_v(entry.line);
 }
 

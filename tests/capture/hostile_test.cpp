@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "tensor \"k_cache\": dtype U8 needs metadata key \"dtype.k_cache\""},
         Hostile{"\"nhd\"},\"query\":{\"dtype\":\"F32\",\"shape\":[1,1,2]",
                 "\"nhd\",\"dtype.query\":\"f32\"},\"query\":{\"dtype\":\"U8\",\"shape\":[8]",
-                "expected an fp8 type, nvfp4 or mxfp4 for a U8 tensor"}));
+                "expected an fp8 type, fp8_ds_mla, nvfp4 or mxfp4 for a U8 tensor"}));
 
 TEST(CaptureHostile, HeaderLengths) {
   struct Length {

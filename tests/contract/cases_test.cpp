@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "quire/capture.hpp"
 #include "quire/cascade.hpp"
 #include "quire/distributed.hpp"
 #include "quire/sparse.hpp"
@@ -920,6 +921,70 @@ void add_list_entry_cases(Cases& cases) {
             [](L& l) { l.num_keys[0] = 7; });
 }
 
+/// A batch over rows of fp8_ds_mla, and the rows of an append to them.
+struct SmallLatent {
+  Case c = make_case(parse_problem_line("q=f32 kv=fp8_ds_mla heads=2:1 d=576 dv=512 latent=1 page=4 reqs=2@5,1@9 seed=1").value())
+               .value();
+  std::vector<float> latent = SmallBatch::normal(3 * 576, 8), rope = SmallBatch::normal(3 * 64, 9);
+  float one = 1.0f;
+  Tensor key = Tensor::contiguous(latent.data(), DType::f32, 3, 1, 512),
+         value = Tensor::contiguous(rope.data(), DType::f32, 3, 1, 64);
+
+  KVCache& cache() { return c.cache; }
+  /// K and V are one tensor, before and after.
+  void change(void (*to)(Tensor&)) {
+    to(c.cache.k);
+    to(c.cache.v);
+  }
+  /// The row of a key of request 0.
+  std::uint8_t* row(std::int64_t key_of_request) {
+    const std::int64_t page = static_cast<const std::int32_t*>(c.batch.block_table.data)[key_of_request / 4];
+    return static_cast<std::uint8_t*>(c.cache.k.data) + (page * 4 + key_of_request % 4) * 656;
+  }
+};
+
+void add_latent_row_cases(Cases& cases) {
+  using L = SmallLatent;
+  const auto add = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back({std::move(rule), std::move(message), [mutate](Depth limit) {
+                       L l;
+                       mutate(l);
+                       return check(l.c.batch, l.c.cache, l.c.options, limit);
+                     }});
+  };
+  const auto add_append = [&](std::string rule, std::string message, void (*mutate)(L&)) {
+    cases.push_back({std::move(rule), std::move(message),
+                     [mutate](Depth) {
+                       L l;
+                       mutate(l);
+                       return check_append(l.c.cache, l.key, l.value, l.c.batch.slot_mapping, Depth::tables);
+                     },
+                     /*is_check=*/false});
+  };
+  add("Q-R01", "Q-R01 cache.v: shape [8, 4, 1, 576], expected [num_pages, page_size, 1, 656]",
+      [](L& l) { l.cache().v.shape[3] = 576; });
+  add("Q-R01", "Q-R01 cache.v: shape [8, 4, 2, 656], expected [num_pages, page_size, 1, 656]",
+      [](L& l) { l.cache().v.shape[2] = 2; });
+  add("Q-R01", "Q-R01 cache.v: 2 between bytes of a row, expected 1: rows of fp8_ds_mla are bytes side by side",
+      [](L& l) { l.cache().v.stride[3] = 2; });
+  add("Q-R02", "Q-R02 cache.k: stride 657 of axis 1, expected a multiple of 16 bytes", [](L& l) { l.cache().k.stride[1] = 657; });
+  add("Q-R02", "Q-R02 cache.v: address 8 bytes past a multiple of 16, expected rows that begin at multiples of 16 bytes",
+      [](L& l) { l.cache().v.data = static_cast<std::byte*>(l.cache().v.data) + 8; });
+  add("Q-R03", "Q-R03 v_scale: given beside rows of fp8_ds_mla, expected absent: each row holds its four scales",
+      [](L& l) { l.cache().v_scale = Tensor::contiguous(&l.one, DType::f32); });
+  add("Q-M21", "Q-M21 cache.v: dtype i8, expected fp8_ds_mla as cache.k",
+      [](L& l) { l.cache().v.dtype = DType::i8, l.cache().v.shape[3] = 512; });
+  add("Q-M22", "Q-M22 cache.k: head_dim 576, expected 512 as query", [](L& l) { l.c.batch.query.shape[2] = 512; });
+  add_append("Q-R04", "Q-R04 key: shape [3, 1, 576], expected [num_tokens, 1, 512], the latent part",
+             [](L& l) { l.key = Tensor::contiguous(l.latent.data(), DType::f32, 3, 1, 576); });
+  add_append("Q-R04", "Q-R04 value: shape [3, 64], expected [num_tokens, 1, 64], the RoPE part",
+             [](L& l) { l.value = Tensor::contiguous(l.rope.data(), DType::f32, 3, 64); });
+  add_append("Q-R04", "Q-R04 cache.v: another tensor than cache.k, expected cache.k itself: both parts of a row are written",
+             [](L& l) { l.cache().v.data = static_cast<std::byte*>(l.cache().v.data) + 4 * 656, l.cache().v.shape[0] = 8; });
+  add("Q-R05", "Q-R05 cache.k[3][2]: scale 0 of 1 at position 2 of request 0 (page 3, offset 2), expected finite and > 0",
+      [](L& l) { std::fill_n(l.row(2) + 516, 4, std::uint8_t{0}); });
+}
+
 }  // namespace
 
 const std::vector<BrokenCase>& broken_cases() {
@@ -951,6 +1016,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_prefix_cases(all);
     add_list_shape_cases(all);
     add_list_entry_cases(all);
+    add_latent_row_cases(all);
     return all;
   }();
   return cases;

@@ -30,6 +30,7 @@ constexpr Family kFamilies[] = {
     {'D', "Distributed", "Shards, by `check_shard()`, and what ranks say about one step, by `check_ranks()` (distributed.hpp)."},
     {'P', "Prefixes", "Runs of shared pages that a caller names, by `check_shared_runs()` (cascade.hpp)."},
     {'K', "Key lists", "The pages or slots that rows see, by `check_sparse()` (sparse.hpp)."},
+    {'R', "Rows of MLA", "Caches of `fp8_ds_mla`: rows of 656 bytes with scales and a bf16 part (`latent_cache()`)."},
     {'V', "Visibility", "Chunks, spans, prefixes and trees: masks that are more than an order and a window."},
 };
 

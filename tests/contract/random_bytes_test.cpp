@@ -25,6 +25,9 @@ TEST(RandomBytes, KeepTheLaws) {
   EXPECT_GT(tally.compared, 100);
   EXPECT_GT(tally.appended, 50);
   EXPECT_GT(tally.merged, 300);
+  EXPECT_GT(tally.lists_clean, 60);
+  EXPECT_GT(tally.lists_compared, 40);
+  RecordProperty("lists_clean", static_cast<int>(tally.lists_clean));
   RecordProperty("clean", static_cast<int>(tally.clean));
   RecordProperty("compared", static_cast<int>(tally.compared));
   RecordProperty("appended", static_cast<int>(tally.appended));

@@ -322,6 +322,56 @@ TEST(Append, FourBits) {
         }
 }
 
+/// Rows of fp8_ds_mla by their definition: codes, four scales and bf16, at bytes 0, 512 and 528 of 656. Other rows keep their
+/// bytes.
+TEST(Append, RowsOf656Bytes) {
+  constexpr std::int64_t kTokens = 5, kPages = 3, kPage = 4, kRow = 656;
+  for (const DType source : {DType::f32, DType::f16, DType::bf16})
+    for (const bool gap : {false, true}) {
+      SCOPED_TRACE(testing::Message() << name(source) << (gap ? " strided" : ""));
+      Storage storage;
+      const Shape latent{.tokens = kTokens, .heads = 1, .dim = 512}, rope{.tokens = kTokens, .heads = 1, .dim = 64};
+      const Tensor key = make_rows(storage, latent, source, gap, 1), value = make_rows(storage, rope, source, gap, 2);
+      for (std::int64_t d = 0; d < 128; ++d)
+        semantics::store(key.data, source, offset(key, {3, 0, 256 + d}), d % 2 ? 0.0f : -0.0f);
+      semantics::store(key.data, source, offset(key, {4, 0, 200}), std::nanf(""));
+      alignas(16) static std::uint8_t bytes[kPages * kPage * kRow];
+      std::fill(std::begin(bytes), std::end(bytes), std::uint8_t{0xA5});
+      const KVCache cache = latent_cache(Tensor::contiguous(bytes, DType::u8, kPages, kPage, kRow));
+      std::vector<std::int64_t> slots = {7, -1, 0, 10, 5};
+      const Status status = append(cache, key, value, Tensor::contiguous(slots.data(), DType::i64, slots.size()));
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (std::int64_t slot = 0; slot < kPages * kPage; ++slot) {
+        const std::uint8_t* row = bytes + slot * kRow;
+        const auto at = std::find(slots.begin(), slots.end(), slot);
+        if (at == slots.end()) {
+          EXPECT_TRUE(std::all_of(row, row + kRow, [](std::uint8_t b) { return b == 0xA5; })) << "slot " << slot;
+          continue;
+        }
+        const std::int64_t t = at - slots.begin();
+        for (std::int64_t d = 0; d < 512; ++d) {
+          double most = 0;
+          for (std::int64_t e = d / 128 * 128; e < d / 128 * 128 + 128; ++e)
+            most = std::max(most, std::fabs(static_cast<double>(semantics::load(key.data, source, offset(key, {t, 0, e})))));
+          float scale;
+          std::memcpy(&scale, row + 512 + 4 * (d / 128), sizeof scale);
+          if (t == 4 && d / 128 == 1) {
+            EXPECT_TRUE(std::isnan(scale)) << d;
+            continue;
+          }
+          ASSERT_EQ(scale, std::max(static_cast<float>(most / 448), 0x1p-126f)) << "token " << t << " dim " << d;
+          const float x = semantics::load(key.data, source, offset(key, {t, 0, d}));
+          ASSERT_EQ(row[d], semantics::fp8_encode<semantics::E4m3fn>(x / scale)) << "token " << t << " dim " << d;
+        }
+        for (std::int64_t d = 0; d < 64; ++d) {
+          const float x = semantics::load(value.data, source, offset(value, {t, 0, d}));
+          ASSERT_EQ(semantics::load(row + 528, DType::bf16, d), semantics::bf16_decode(semantics::bf16_encode(x)))
+              << t << " " << d;
+        }
+      }
+    }
+}
+
 TEST(Append, RowsWiderThanAnyThreadBlock) {
   for (const auto& [heads, dim] : {std::pair<std::int64_t, std::int64_t>{64, 128}, {40, 128}, {32, 256}, {1, 1}}) {
     const Shape s{.tokens = 3, .heads = heads, .dim = dim, .pages = 2, .page_size = 4};

@@ -79,6 +79,7 @@ const std::vector<Trial>& trials() {
                                           : fault.family == "token_scales" ? token_scale_geometries()
                                           : fault.family == "block_scales" ? four_bit_geometries()
                                           : fault.family == "unlike_types" ? unlike_type_geometries()
+                                          : fault.family == "latent_rows"  ? latent_row_geometries()
                                           : fault.family == "shapes"       ? shaped_geometries()
                                                                            : geometries();
       for (std::size_t i = 0; i < some.size() && shown < kGeometries; ++i) {

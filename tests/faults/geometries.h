@@ -164,6 +164,18 @@ inline const std::vector<Geometry>& four_bit_geometries() {
   return list;
 }
 
+/// Geometries of MLA's rows of 656 bytes, for faults that show on no others.
+inline const std::vector<Geometry>& latent_row_geometries() {
+  static const std::vector<Geometry> list = {
+      {"LatentRows", "q=f32 kv=fp8_ds_mla heads=3:1 d=576 dv=512 latent=1 page=8 reqs=4@30,1@50 pages=300 lse=1 seed=60"},
+      {"LatentRowsHnd",
+       "q=bf16 kv=fp8_ds_mla heads=2:1 d=576 dv=512 latent=1 page=16 layout=hnd index=i64 reqs=3@40/42,1@70 pages=300 seed=61"},
+      {"LatentRowsWindow",
+       "q=f16 kv=fp8_ds_mla heads=4:1 d=576 dv=512 latent=1 page=5 window=24 sinks=1 lse=1 reqs=2@60,1@33 pages=300 seed=62"},
+  };
+  return list;
+}
+
 inline std::vector<Geometry> all_geometries() {
   std::vector<Geometry> all = geometries();
   all.insert(all.end(), masked_geometries().begin(), masked_geometries().end());
@@ -172,6 +184,7 @@ inline std::vector<Geometry> all_geometries() {
   all.insert(all.end(), token_scale_geometries().begin(), token_scale_geometries().end());
   all.insert(all.end(), unlike_type_geometries().begin(), unlike_type_geometries().end());
   all.insert(all.end(), four_bit_geometries().begin(), four_bit_geometries().end());
+  all.insert(all.end(), latent_row_geometries().begin(), latent_row_geometries().end());
   return all;
 }
 

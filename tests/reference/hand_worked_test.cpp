@@ -179,5 +179,49 @@ TEST(HandWorked, RequestsWithoutQueryRowsAndEmptyBatches) {
   EXPECT_TRUE(judge(SmallCase(spec)).out.empty());
 }
 
+/// Bytes of a row of fp8_ds_mla, written here one by one: codes 1.0 (0x38) in block 0 with scale 2, 0.5 (0x30) in block 1 with
+/// scale 4, 1.5 (0x3C) in block 2 with scale 8, 1.25 (0x3A) in block 3 with scale 16; RoPE dims 3.0 (bf16 0x4040).
+std::vector<std::uint8_t> row_of_656_bytes(std::uint8_t first_code) {
+  std::vector<std::uint8_t> row;
+  for (const std::uint8_t code : {first_code, std::uint8_t{0x30}, std::uint8_t{0x3C}, std::uint8_t{0x3A}})
+    row.insert(row.end(), 128, code);
+  for (const std::uint8_t exponent :
+       {std::uint8_t{0}, std::uint8_t{0x80}, std::uint8_t{0}, std::uint8_t{0x80}})  // 2, 4, 8, 16 as little-endian f32
+    row.insert(row.end(), {0, 0, exponent, static_cast<std::uint8_t>(row.size() < 520 ? 0x40 : 0x41)});
+  for (int d = 0; d < 64; ++d) row.insert(row.end(), {0x40, 0x40});
+  return row;
+}
+
+// Two keys that differ in block 0 alone: codes 1.0 and 2.0 (0x40), values 2 and 4. The query is 1 in dim 0 and in RoPE dim 575.
+//   scores 2 + 3 = 5 and 4 + 3 = 7; weights 1 / (1 + e^2) and e^2 / (1 + e^2)
+TEST(HandWorked, RowsOf656Bytes) {
+  std::vector<std::uint8_t> bytes = row_of_656_bytes(0x38), second = row_of_656_bytes(0x40);
+  ASSERT_EQ(bytes.size(), 656u);
+  bytes.insert(bytes.end(), second.begin(), second.end());
+  alignas(16) std::uint8_t memory[2 * 656];
+  std::copy(bytes.begin(), bytes.end(), memory);
+  std::vector<float> query(576, 0.0f), out(512), lse(1);
+  query[0] = query[575] = 1.0f;
+  std::int32_t starts[] = {0, 1}, lens[] = {2}, table[] = {0};
+  Batch batch;
+  batch.query = Tensor::contiguous(query.data(), DType::f32, 1, 1, 576);
+  batch.output = Tensor::contiguous(out.data(), DType::f32, 1, 1, 512);
+  batch.query_start_loc = Tensor::contiguous(starts, DType::i32, 2);
+  batch.seq_lens = Tensor::contiguous(lens, DType::i32, 1);
+  batch.block_table = Tensor::contiguous(table, DType::i32, 1, 1);
+  batch.lse = Tensor::contiguous(lse.data(), DType::f32, 1, 1);
+  const KVCache cache = latent_cache(Tensor::contiguous(memory, DType::u8, 1, 2, 656));
+  Options options;
+  options.softmax_scale = 1.0f;
+  const Result<Reference> ref = reference(batch, cache, options);
+  ASSERT_TRUE(ref.ok()) << ref.status().message();
+  const double weight = std::exp(2.0) / (1 + std::exp(2.0));
+  EXPECT_NEAR(ref->lse[0], 5 + std::log(1 + std::exp(2.0)), 1e-12);
+  for (std::size_t d = 0; d < 512; ++d) {
+    const double expected = d < 128 ? 2 + 2 * weight : d < 256 ? 2 : d < 384 ? 12 : 20;
+    EXPECT_NEAR(ref->out[d], expected, 1e-12) << d;
+  }
+}
+
 }  // namespace
 }  // namespace quire::test

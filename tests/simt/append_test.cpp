@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "backend/gpu/append.h"
+#include "backend/gpu/append_words_args.h"
 #include "backend/gpu/merge.h"
+#include "backend/gpu/resolve.h"
 #include "kernels/move_cases.h"
 #include "simt/device.h"
 
@@ -87,6 +89,32 @@ TEST(SimtAppend, KAndVOfUnlikeTypes) {
       ++turn;
       EXPECT_EQ(append_on_device(device, turn % 2 == 0 ? 32 : 64, turn, outcome), "");
       EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
+    }
+}
+
+/// Rows of fp8_ds_mla: codes, scales and bf16 of the CPU's, bit for bit.
+TEST(SimtAppend, RowsOf656Bytes) {
+  constexpr std::int64_t kTokens = 7, kPages = 3, kPage = 5, kRow = 656;
+  std::uint64_t turn = 0;
+  for (const DType source : {DType::f32, DType::f16, DType::bf16})
+    for (const bool gap : {false, true}) {
+      SCOPED_TRACE(testing::Message() << name(source) << gap);
+      const AppendCase rows(source, source, CacheLayout::nhd, gap, 1, 512, 0, 64);
+      ASSERT_GE(rows.key.shape[0], kTokens);
+      std::vector<std::int64_t> slots = {7, -1, 0, 10, 5, 14, 3};
+      alignas(16) static std::uint8_t bytes[2][kPages * kPage * kRow];
+      for (auto& each : bytes) std::fill(std::begin(each), std::end(each), std::uint8_t{0xA5});
+      const Tensor mapping = Tensor::contiguous(slots.data(), DType::i64, kTokens);
+      const Status status =
+          append(latent_cache(Tensor::contiguous(bytes[0], DType::u8, kPages, kPage, kRow)), rows.key, rows.value, mapping);
+      ASSERT_TRUE(status.ok()) << status.message();
+      const gpu::AppendArgs a = gpu::append_args(latent_cache(Tensor::contiguous(bytes[1], DType::u8, kPages, kPage, kRow)),
+                                                 rows.key, rows.value, mapping);
+      EXPECT_FALSE(gpu::append_words_args(a)) << "words know no scales of blocks";
+      const simt::Launch launch{.blocks = 2, .threads = gpu::kAppendThreads, .wave = ++turn % 2 == 0 ? 32 : 64, .seed = turn};
+      EXPECT_EQ(simt::run(launch, [&] { gpu::append(a); }), "");
+      EXPECT_TRUE(std::equal(std::begin(bytes[0]), std::end(bytes[0]), std::begin(bytes[1])));
+      EXPECT_NE(std::count(std::begin(bytes[0]), std::end(bytes[0]), std::uint8_t{0xA5}), kPages * kPage * kRow);
     }
 }
 

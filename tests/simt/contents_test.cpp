@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <random>
 
@@ -105,6 +106,32 @@ TEST(SimtContents, ScalesOfTokens) {
           ++(expected ? found : missed);
         }
     }
+  EXPECT_GT(found, 20);
+  EXPECT_GT(missed, 20);
+}
+
+// Rows of 656 bytes: a bad byte of a scale, a code or a RoPE dim is found exactly where the host finds it.
+TEST(SimtContents, RowsOf656Bytes) {
+  std::mt19937_64 random(11);
+  int found = 0, missed = 0;
+  const char* shape = "heads=4:1 d=576 dv=512 latent=1 page=8 window=20 reqs=3@20/21,1@37";
+  for (const char* types : {"q=f32 kv=fp8_ds_mla", "q=bf16 kv=fp8_ds_mla layout=hnd"}) {
+    EXPECT_FALSE(found_on_device(made(types, shape, 1))) << types;
+    for (int i = 0; i < 90; ++i) {
+      const Case c = made(types, shape, 1);
+      auto* rows = static_cast<std::uint8_t*>(c.cache.k.data);
+      std::uint8_t* row =
+          rows + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(c.cache.k.num_elements() / 656)) * 656;
+      const float bad[] = {std::nanf(""), 0.0f, -1.0f, INFINITY};
+      const auto at = static_cast<std::int64_t>(random() % 512);
+      if (i % 3 == 0) row[at] = 0x7F;
+      if (i % 3 == 1) std::memcpy(row + 512 + 4 * (at % 4), &bad[i / 3 % 4], sizeof(float));
+      if (i % 3 == 2) row[528 + 2 * (at % 64)] = 0x80, row[529 + 2 * (at % 64)] = 0x7F;
+      const bool expected = found_on_host(c);
+      EXPECT_EQ(found_on_device(c), expected) << types << " " << i;
+      ++(expected ? found : missed);
+    }
+  }
   EXPECT_GT(found, 20);
   EXPECT_GT(missed, 20);
 }

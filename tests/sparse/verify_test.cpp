@@ -4,82 +4,65 @@
 
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
-#include "quire/workspace.hpp"
-#include "sparse/lists.h"
 
 namespace quire::test {
 namespace {
 
-/// The case as lists of slots: what masks hide is in no list. The batch itself hides nothing.
-struct AsLists {
-  Batch batch;
-  Options options;
-  std::vector<std::int64_t> ids, num_keys;
-  KeyLists lists;
-};
-
-AsLists as_lists(const Case& c) {
-  AsLists made;
-  made.batch = c.batch, made.options = c.options;
-  for (Tensor* t :
-       {&made.batch.cached_lens, &made.batch.causal, &made.batch.q_begin, &made.batch.key_begin, &made.batch.slot_mapping})
-    *t = Tensor{};
-  made.options.causal = false;
-  made.options.sliding_window.reset(), made.options.window_right.reset();
-  const Problem problem = problem_of(c.batch, c.cache, c.options);
-  const std::int64_t rows = c.batch.query.shape[0], width = problem.max_seq_len(), tokens = page_size(c.cache);
-  made.ids.assign(static_cast<std::size_t>(rows * width), -1);
-  made.num_keys.assign(static_cast<std::size_t>(rows), 0);
-  std::mt19937 random(1);
-  std::int64_t row = 0;
-  for (std::size_t r = 0; r < problem.reqs.size(); ++r) {
-    const semantics::IndexView table = semantics::index_row(c.batch.block_table, static_cast<std::int64_t>(r));
-    for (std::int64_t i = 0; i < problem.reqs[r].query_len; ++i, ++row) {
-      const KeyPositions seen = problem.visible_keys(problem.reqs[r], i, i);
-      const auto first = made.ids.begin() + row * width;
-      std::int64_t& count = made.num_keys[static_cast<std::size_t>(row)];
-      for (std::int64_t p = seen.begin; p < seen.end; ++p) first[count++] = table[p / tokens] * tokens + p % tokens;
-      std::shuffle(first, first + count, random);
-    }
-  }
-  made.lists.ids = Tensor::contiguous(made.ids.data(), DType::i64, rows, width);
-  made.lists.num_keys = Tensor::contiguous(made.num_keys.data(), DType::i64, rows);
-  return made;
-}
-
-bool has_lists(const Case& c) {
-  const Problem p = problem_of(c.batch, c.cache, c.options);
-  const bool cached = std::all_of(p.reqs.begin(), p.reqs.end(), [](const Request& r) { return r.cached_len == r.seq_len(); });
-  return !p.alibi && !p.has_shapes() && cached && p.layout != CacheLayout::packed;
-}
-
-Status attend_by_lists(const Case& c, std::string& kernel) {
-  if (!has_lists(c))
-    return {Code::unsupported, "ALiBi, chunks, prefixes, spans, trees, keys beside the cache and packed slots go with no list"};
-  const AsLists a = as_lists(c);
-  const Result<Sparse> planned = plan_sparse(a.batch, c.cache, a.options, a.lists);
-  if (!planned.ok()) return planned.status();
-  kernel = std::string(planned->plans[0].kernel.name());
-  Workspace workspace;
-  return attend_sparse(planned.value(), a.batch, c.cache, a.options, a.lists,
-                       workspace.at_least(workspace_bytes(planned.value())));
-}
-
-TEST(SparseConformance, ListsOfAllVisibleKeysAreAttention) {
-  Target target;
-  target.name = "lists of all visible keys";
-  target.attend = attend_by_lists;
-  target.skip["StalePagesLeftOfWindow"] = "the batch beside the lists has no window, and its table is read";
-  target.padding = target.masks = target.v_head_dim = target.eight_bit_rows = true;
-  VerifyOptions options;
+Verdict verdict_of(const Target& target, VerifyOptions options) {
   options.quick = true;
-  options.types = {{DType::f32, DType::f32}, {DType::bf16, DType::fp8_e4m3fn}};
   const Result<Verdict> verdict = verify(target, options);
-  ASSERT_TRUE(verdict.ok()) << verdict.status().message();
-  EXPECT_EQ(verdict->verdict, VerifyVerdict::pass) << to_string(verdict.value());
-  const auto passed = std::ranges::count_if(verdict->cases, [](const CaseResult& c) { return c.status == CaseStatus::pass; });
-  EXPECT_GT(passed, 80) << "of " << verdict->cases.size();
-  RecordProperty("passed", static_cast<int>(passed));
+  EXPECT_TRUE(verdict.ok()) << verdict.status().message();
+  return verdict.ok() ? verdict.value() : Verdict{};
+}
+
+std::int64_t passed(const Verdict& verdict) {
+  return std::ranges::count_if(verdict.cases, [](const CaseResult& c) { return c.status == CaseStatus::pass; });
+}
+
+/// Every form of a list, and the faults of the catalogue that can show.
+TEST(SparseConformance, ListsOfAllVisibleKeysAreAttention) {
+  const Verdict verdict =
+      verdict_of(backend_target("cpu_lists").value(), {.types = {{DType::f32, DType::f32}, {DType::bf16, DType::fp8_e4m3fn}}});
+  EXPECT_EQ(verdict.verdict, VerifyVerdict::pass) << to_string(verdict);
+  EXPECT_GT(passed(verdict), 80) << "of " << verdict.cases.size();
+  RecordProperty("passed", static_cast<int>(passed(verdict)));
+}
+
+/// FlashMLA's sparse decode: lists over rows of 656 bytes.
+TEST(SparseConformance, ListsOverRowsOf656Bytes) {
+  VerifyOptions options;
+  options.matrices.clear();
+  options.power = false;
+  for (const char* shape :
+       {"reqs=1@300,3@20 page=64", "reqs=1@190,9@66 page=5 window=20 sinks=1", "reqs=2x1@90 page=16 layout=hnd"})
+    for (const char* types : {"q=bf16", "q=f32"})
+      options.lines.push_back(std::string(types) + " kv=fp8_ds_mla heads=16:1 d=576 dv=512 latent=1 lse=1 " + shape);
+  const Verdict verdict = verdict_of(backend_target("cpu_lists").value(), options);
+  EXPECT_EQ(passed(verdict), 6) << to_string(verdict);
+}
+
+/// A list that loses its last entry is noticed.
+TEST(SparseConformance, AMissingKeyIsNoticed) {
+  Target target = backend_target("cpu_lists").value();
+  target.attend = [right = target.attend](const Case& c, std::string& kernel) {
+    if (c.batch.query.shape[0] == 0 || problem_of(c.batch, c.cache, c.options).max_seq_len() < 2) return right(c, kernel);
+    Case shorter = c;
+    std::vector<std::int64_t> lens(static_cast<std::size_t>(c.batch.seq_lens.shape[0]));
+    for (std::size_t r = 0; r < lens.size(); ++r) {
+      const Request q = request_of(c.batch, c.options, static_cast<std::int64_t>(r));
+      lens[r] = q.seq_len() > q.query_len ? q.seq_len() - 1 : q.seq_len();
+    }
+    shorter.batch.seq_lens = Tensor::contiguous(lens.data(), DType::i64, lens.size());
+    shorter.batch.cached_lens = Tensor{};
+    return right(shorter, kernel);
+  };
+  VerifyOptions options;
+  options.matrices.clear();
+  options.power = false;
+  options.lines = {"q=f32 heads=4:2 d=16 page=8 causal=0 reqs=3@20,1@9 lse=1"};
+  const Verdict verdict = verdict_of(target, options);
+  ASSERT_EQ(verdict.cases.size(), 1u);
+  EXPECT_EQ(verdict.cases[0].status, CaseStatus::fail);
 }
 
 }  // namespace

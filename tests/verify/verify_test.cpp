@@ -328,6 +328,7 @@ TEST(Matrices, HazardsComeInTheTypesAndDimsThatAreAskedFor) {
   EXPECT_EQ(own.erase("EightBitRows"), 1u);                                // types of 16-bit queries say nothing of outputs
   EXPECT_EQ(own.erase("TokenScales") + own.erase("IntegerExtremes"), 2u);  // nor do types say whether tokens have scales
   EXPECT_EQ(own.erase("UnlikeTypes") + own.erase("FourBits"), 2u);         // nor whether K and V have types of their own
+  EXPECT_EQ(own.erase("LatentRows"), 1u);                                  // rows of 656 bytes are a type of their own
   EXPECT_EQ(names, own);
   EXPECT_EQ(layouts.size(), 18u) << "every layout meets every type and head_dim";
   asked.head_dims = {64};

@@ -10,6 +10,7 @@
 #include "backend/cpu/parallel.h"
 #include "semantics/block_scale.h"
 #include "semantics/dtype.h"
+#include "semantics/latent_row.h"
 #include "semantics/layout.h"
 #include "semantics/page_walk.h"
 #include "semantics/token_scale.h"
@@ -85,6 +86,18 @@ void write_row(const Side& side, std::int64_t token, std::int64_t head, std::int
   }
 }
 
+/// Both parts of a row of fp8_ds_mla.
+void write_latent_row(const Side (&sides)[2], std::int64_t token, std::int64_t page, std::int64_t offset) {
+  namespace latent = semantics::latent_row;
+  auto* row = static_cast<std::uint8_t*>(sides[0].cache.data) + sides[0].strides.row(page, 0, offset);
+  const auto element = [token](const Tensor& t) {
+    return [&t, token](std::int64_t d) { return semantics::load(t.data, t.dtype, token * t.stride[0] + d * t.stride[2]); };
+  };
+  latent::write_latent(row, element(sides[0].source));
+  const auto rope = element(sides[1].source);
+  for (std::int64_t d = 0; d < latent::kRopeDims; ++d) latent::store_rope(row, d, rope(d));
+}
+
 }  // namespace
 
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
@@ -100,9 +113,13 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
     const std::int64_t end = std::min(num_tokens, (index + 1) * kTokensPerTask);
     for (std::int64_t t = index * kTokensPerTask; t < end; ++t) {
       if (slots[t] < 0) continue;
+      const std::int64_t page = slots[t] / tokens_per_page, offset = slots[t] % tokens_per_page;
+      if (cache.k.dtype == DType::fp8_ds_mla) {
+        write_latent_row(sides, t, page, offset);
+        continue;
+      }
       for (const Side& side : sides)
-        for (std::int64_t head = 0; head < key.shape[1]; ++head)
-          write_row(side, t, head, slots[t] / tokens_per_page, slots[t] % tokens_per_page);
+        for (std::int64_t head = 0; head < key.shape[1]; ++head) write_row(side, t, head, page, offset);
     }
   };
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();

@@ -27,7 +27,8 @@ const KernelEntry* find_entry(KernelHandle kernel) {
 }
 
 RowSource source_of(const Tensor& t, const semantics::KvStrides& strides, std::int64_t dims, std::int64_t stride) {
-  return {t.data, t.dtype, strides, fp8_table(t.dtype), fp8_bf16_table(t.dtype), dims, stride};
+  const DType codes = t.dtype == DType::fp8_ds_mla ? DType::fp8_e4m3fn : t.dtype;
+  return {t.data, t.dtype, strides, fp8_table(codes), fp8_bf16_table(t.dtype), dims, stride};
 }
 
 semantics::KvStrides row_strides(const Tensor& t) { return {0, t.stride[1], t.stride[0], 0, t.stride[2], t.shape[2]}; }

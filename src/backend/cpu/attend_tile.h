@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "semantics/latent_row.h"
 
 // Anonymous on purpose, in every header that a kernel includes: each instruction-set unit must keep its own copy of every
 // function.
@@ -98,12 +99,33 @@ __attribute__((noinline)) inline void load_block_row(float* dst, const RowSource
   }
 }
 
+/// A row of fp8_ds_mla: codes times the scale of their block, then, in K, elements of bf16.
+template <class V>
+__attribute__((noinline)) void load_latent_row(float* dst, const RowSource& src, std::int64_t offset) {
+  namespace latent = semantics::latent_row;
+  const auto* row = static_cast<const std::uint8_t*>(src.data) + offset;
+  RowSource part = src;
+  part.dtype = DType::fp8_e4m3fn;
+  for (std::int64_t b = 0; b < latent::kNumBlocks; ++b) {
+    float* block = dst + b * latent::kBlockDims;
+    convert_run<V>(block, part, offset + b * latent::kBlockDims, latent::kBlockDims);
+    const auto scale = V::set1(latent::scale(row, b));
+    for (std::int64_t d = 0; d < latent::kBlockDims; d += V::kWidth) V::store(block + d, V::mul(V::load(block + d), scale));
+  }
+  if (src.dims == latent::kLatentDims) return;
+  part.dtype = DType::bf16;
+  part.data = row + latent::kRopeAt;
+  convert_run<V>(dst + latent::kLatentDims, part, 0, latent::kRopeDims);
+}
+
 /// One row into dst, zero-padded to src.stride.
 template <class V>
 void load_row(float* dst, const RowSource& src, std::int64_t offset) {
   const std::int64_t head_dim = src.dims, x = src.strides.x;
   if (src.blocks != nullptr) {
     load_block_row(dst, src, offset);
+  } else if (src.dtype == DType::fp8_ds_mla) {
+    load_latent_row<V>(dst, src, offset);
   } else if (src.strides.dim != 1) {
     gather_row(dst, src, offset, head_dim);
   } else if (x < head_dim && head_dim % x == 0 && x * itemsize(src.dtype) % 8 == 0 && x * itemsize(src.dtype) <= 64) {

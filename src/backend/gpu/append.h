@@ -9,6 +9,7 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/launch_sizes.h"
 #include "semantics/dtype.h"
+#include "semantics/latent_row.h"
 #include "semantics/token_scale.h"
 
 namespace quire::gpu {
@@ -128,6 +129,38 @@ QUIRE_DEVICE float scale_of_row(const AppendRows& rows, std::int32_t token, std:
   return scale.of(rows.to.dtype);
 }
 
+/// The scale of the block that dims `first` of a latent row lie in. Each thread of the block finds it for itself.
+QUIRE_DEVICE float scale_of_block(const RowSource& from, std::int32_t token, std::int32_t first) {
+  constexpr auto kDims = static_cast<std::int32_t>(semantics::latent_row::kBlockDims);
+  semantics::RowScale scale;
+  QUIRE_NO_UNROLL
+  for (std::int32_t d = first / kDims * kDims; d < first / kDims * kDims + kDims; d += kAppendDims) {
+    AppendDims some{token, 0, d, kAppendDims, {}};
+    load_dims(some, from);
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i) scale.add(some.value[i]);
+  }
+  return scale.of(DType::fp8_e4m3fn);
+}
+
+/// Dims of the latent part, or of the RoPE part, of a row of fp8_ds_mla.
+QUIRE_DEVICE void append_latent_dims(AppendDims& dims, const AppendArgs& a, bool is_latent) {
+  namespace latent = semantics::latent_row;
+  const std::int64_t slot = a.slots[dims.token];
+  if (slot < 0 || slot >= a.num_pages * a.page_size) return;
+  load_dims(dims, is_latent ? a.key : a.value);
+  auto* row = static_cast<std::uint8_t*>(a.cache_k.data) + a.cache_k.strides.row(slot / a.page_size, 0, slot % a.page_size);
+  if (!is_latent) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i) latent::store_rope(row, dims.first + i, dims.value[i]);
+    return;
+  }
+  const float scale = scale_of_block(a.key, dims.token, dims.first);
+  if (dims.first % latent::kBlockDims == 0) latent::store_scale(row, dims.first / latent::kBlockDims, scale);
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i) latent::store_latent(row, dims.first + i, dims.value[i], scale);
+}
+
 /// The row is on its way before its slot is known: each is a round trip to memory.
 QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const AppendRows& rows) {
   load_dims(dims, rows.from);
@@ -163,7 +196,9 @@ QUIRE_DEVICE void append(const AppendArgs& a) {
       const std::int32_t left = (is_key ? a.head_dim : a.v_head_dim) - dims.first;
       if (left <= 0) continue;
       dims.count = left < kAppendDims ? left : kAppendDims;
-      if (is_key)
+      if (a.cache_k.dtype == DType::fp8_ds_mla)
+        append_latent_dims(dims, a, is_key);
+      else if (is_key)
         append_dims(dims, a, {a.key, a.cache_k, a.k_scale, a.k_token_scale, a.head_dim});
       else
         append_dims(dims, a, {a.value, a.cache_v, a.v_scale, a.v_token_scale, a.v_head_dim});

@@ -12,6 +12,7 @@
 #include "backend/gpu/decode.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/stage_rows.h"
+#include "semantics/latent_row.h"
 #include "semantics/mask.h"
 
 namespace quire::gpu {
@@ -125,7 +126,21 @@ QUIRE_DEVICE bool has_bad_scale(const ContentBox& box) {
   return bad;
 }
 
+/// Rows of fp8_ds_mla: a scale that is not finite and > 0, or an element that is not finite.
+QUIRE_DEVICE bool has_bad_latent_row(const ContentBox& box) {
+  namespace latent = semantics::latent_row;
+  bool bad = false;
+  for (std::int32_t i = thread_index(); i < box.rows * box.dims; i += kContentThreads) {
+    const auto* row =
+        static_cast<const std::uint8_t*>(box.source.data) + box.source.strides.row(box.page, 0, box.first + i / box.dims);
+    const std::int32_t d = i % box.dims;
+    bad |= !is_finite(latent::load(row, d)) || (d < latent::kLatentDims && !(latent::scale(row, d / latent::kBlockDims) > 0.0f));
+  }
+  return bad;
+}
+
 QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
+  if (box.source.dtype == DType::fp8_ds_mla) return has_bad_latent_row(box);
   bool bad = box.token_scale.present() && has_bad_scale(box);
   // Limit the rows of one pass, so that 32 bits hold the number of their elements.
   const std::int32_t most = 1 + (1 << 30) / box.dims;

@@ -172,6 +172,8 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
   a.v_scale = per_head(cache.v_scale);
   a.slots = index_of(slot_mapping);
   a.v_head_dim = narrow(v_head_dim(cache));
+  // Rows of fp8_ds_mla: key and value are their latent and their RoPE part (Q-R04).
+  if (cache.k.dtype == DType::fp8_ds_mla) a.head_dim = narrow(key.shape[2]), a.v_head_dim = narrow(value.shape[2]);
   a.k_token_scale = semantics::token_scales(cache.k_scale);
   a.v_token_scale = semantics::token_scales(cache.v_scale);
   return a;

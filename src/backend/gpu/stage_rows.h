@@ -10,6 +10,7 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/decode.h"
 #include "backend/gpu/generic_sizes.h"
+#include "semantics/latent_row.h"
 
 namespace quire::gpu {
 
@@ -71,11 +72,41 @@ QUIRE_DEVICE void stage_elements(const StagedRows& job) {
   }
 }
 
+/// Stages rows of fp8_ds_mla, four dims a step: codes and rows begin at multiples of four bytes. `job.scale` is 1 (Q-R03), but
+/// for the scale of a query. A block of dims has one scale.
+QUIRE_DEVICE void stage_latent_rows(const StagedRows& job) {
+  namespace latent = semantics::latent_row;
+  static_assert(kDimBlock == latent::kBlockDims);
+  const int rows = job.end - job.begin, fours = job.dims / 4;
+  const bool of_codes = job.first_dim < latent::kLatentDims;
+  const auto* bytes = static_cast<const std::uint8_t*>(job.source.data);
+  QUIRE_NO_UNROLL
+  for (int i = thread_index(); i < rows * fours; i += kGenericThreads) {
+    const int row = job.begin + i / fours, d = i % fours * 4;
+    const std::uint8_t* from = bytes + job.at[row];
+    Float4 to;
+    if (of_codes) {
+      const std::uint32_t codes = *reinterpret_cast<const std::uint32_t*>(from + job.first_dim + d);
+      const float scale = reinterpret_cast<const float*>(from + latent::kScalesAt)[job.first_dim / latent::kBlockDims];
+      const auto code = [&](int j) { return decode<DType::fp8_e4m3fn>(codes >> (8 * j) & 0xFFu) * scale * job.scale; };
+      to = {code(0), code(1), code(2), code(3)};
+    } else {
+      const auto* words =
+          reinterpret_cast<const std::uint32_t*>(from + latent::kRopeAt + 2 * (job.first_dim + d - latent::kLatentDims));
+      const auto element = [&](int j) { return decode<DType::bf16>(words[j / 2] >> (16 * (j % 2)) & 0xFFFFu) * job.scale; };
+      to = {element(0), element(1), element(2), element(3)};
+    }
+    *reinterpret_cast<Float4*>(job.to + row * job.pitch + d) = to;
+  }
+}
+
 /// Stages rows, with all threads of the block. kRowTypes: only types of query, key and value rows; fp8 queries go by elements.
 template <bool kRowTypes>
 QUIRE_DEVICE void stage_rows(const StagedRows& job) {
   if (job.begin >= job.end) return;
   const DType type = job.source.dtype;
+  if constexpr (!kRowTypes)
+    if (type == DType::fp8_ds_mla) return stage_latent_rows(job);
   const int item_size = type == DType::f32 ? 4 : type == DType::f16 || type == DType::bf16 ? 2 : 1;
   // An fp8 query is staged once an item: element by element it needs no instance of its own.
   const bool by_element = (kRowTypes && item_size == 1) || !in_chunks(job.source, item_size, job.head_dim);

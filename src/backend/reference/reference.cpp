@@ -332,6 +332,10 @@ class Oracle {
     };
     const bool k_has_blocks = is_four_bit(cache_.k.dtype), v_has_blocks = is_four_bit(cache_.v.dtype);
     double* block = out.k.data() + first * head_dim_;
+    if (cache_.k.dtype == DType::fp8_ds_mla) {
+      for (std::int64_t i = 0; i < count; ++i) decode_latent(first + i, k_at[i], v_at[i], out);
+      return;
+    }
     with_decoder(cache_.k, [&](auto&& element) {
       for (std::int64_t d = 0; d < head_dim_; ++d)
         for (std::int64_t i = 0; i < count; ++i)
@@ -342,6 +346,22 @@ class Oracle {
       put_value(
           out, first + i, cache_.v, [&](std::size_t d) { return v_at[i] + v_dim_offset_[d]; },
           [&](double x, std::int64_t d) { return cached(v_scale[i], v_has_blocks ? x * of_block(/*is_key=*/false, i, d) : x); });
+  }
+
+  /// A key of fp8_ds_mla, whose rows begin at bytes k_at of cache.k and v_at of cache.v: 512 codes, of which each 128 have an f32
+  /// scale behind the codes, then 64 elements of bf16.
+  void decode_latent(std::int64_t i, std::int64_t k_at, std::int64_t v_at, DecodedKeys& out) const {
+    constexpr std::int64_t kCodes = 512, kOfScale = 128, kScaleBytes = 16;
+    const auto value = [&](const Tensor& t, std::int64_t at, std::int64_t d) {
+      const auto* row = static_cast<const std::byte*>(t.data) + at;
+      if (d >= kCodes) return static_cast<double>(semantics::load(row + kCodes + kScaleBytes, DType::bf16, d - kCodes));
+      const double scale = semantics::load(row + kCodes, DType::f32, d / kOfScale);
+      return cached(scale, semantics::load(row, DType::fp8_e4m3fn, d));
+    };
+    double* k = out.k.data() + i / kLanes * head_dim_ * kLanes + i % kLanes;
+    for (std::int64_t d = 0; d < head_dim_; ++d) k[d * kLanes] = value(cache_.k, k_at, d);
+    double* v = out.v.data() + i * kLanes;
+    for (std::int64_t d = 0; d < v_head_dim_; ++d) v[d / kLanes * out.count * kLanes + d % kLanes] = value(cache_.v, v_at, d);
   }
 
   /// The real value of a stored one. A kernel that dequantises to the query's type multiplies in f32, and rounds once more.

@@ -71,6 +71,8 @@ CATALOGUE = {
                      "block_scale_of_first_block block_scales_of_neighbour_token block_scales_by_layout v_block_scales_interleaved "
                      "block_of_other_size e8m0_bias_off_by_one block_scale_type_confused block_scales_of_keys "
                      "token_scale_of_neighbour token_scale_of_page_start token_scales_of_first_page token_scales_transposed "
+                     "latent_scale_of_next_block latent_last_block_takes_first_scale latent_one_scale_for_row latent_blocks_of_64 "
+                     "latent_scales_dropped latent_scales_inverted rope_read_as_codes rope_read_behind_codes rope_scaled "
                      "one_token_scale_for_all token_scales_of_keys own_slot_zero new_slots_zero context_zero cached_keys_zero all_keys_from_cache new_rows_from_context "
                      "new_row_of_neighbour append_capped_at_512_threads",
     "page": "pages_shifted_by_one first_page_repeated two_pages_swapped page_order_reversed block_table_ignored page_id_truncated "
