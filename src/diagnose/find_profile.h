@@ -12,8 +12,8 @@ namespace quire::diagnose_detail {
 /// The tightest profile under which the observed output is right on `tokens`, or under which its small errors are and look like
 /// that rounding: as large as what the emulated kernel makes of the same rows, in all rows that it shows in, and of no common
 /// sign. `plain` holds these tokens; rows that are wrong by more than rounding stay wrong. Absent: no profile does.
-Result<std::optional<NumericsProfile>> find_profile(const faults_detail::Facts& facts, const Observed& observed,
-                                                    const Localisation& plain, const std::vector<std::int64_t>& tokens);
+Result<std::optional<NumericsProfile>> find_profile(const Facts& facts, const Observed& observed, const Localisation& plain,
+                                                    const std::vector<std::int64_t>& tokens);
 
 /// The smallest relative error that some element shows if all outputs have it: min over elements of tolerance / |out|. Infinite
 /// if all outputs are 0.

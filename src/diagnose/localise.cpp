@@ -18,7 +18,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
 using numerics::ElementVerdict;
 
 // Conservative costs of the reference on one core; they decide how many rows are compared, never what a comparison says.

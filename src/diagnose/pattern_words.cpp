@@ -11,8 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr std::size_t kListed = 8;  // runs of numbers
 
 std::string listed(const std::vector<std::int64_t>& values) { return runs(values, kListed); }

@@ -12,8 +12,8 @@ struct Selection {
 };
 
 /// The sentence of pattern `index` of `count`.
-std::string text_of(const faults_detail::Facts& facts, const Localisation& where, const Pattern& pattern,
-                    const Selection& selection, std::size_t index, std::size_t count);
+std::string text_of(const Facts& facts, const Localisation& where, const Pattern& pattern, const Selection& selection,
+                    std::size_t index, std::size_t count);
 std::string text_without_rule(const Localisation& where, const Pattern& pattern);
 
 }  // namespace quire::diagnose_detail

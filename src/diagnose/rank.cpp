@@ -12,9 +12,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Fault;
-using faults_detail::Model;
 using faults_detail::Suspect;
 using faults_detail::Suspects;
 

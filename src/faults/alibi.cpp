@@ -91,13 +91,11 @@ Suspects origin(const Evidence& e) {
   Suspects s;
   const auto add = [&](const char* detail, auto of, bool shows) {
     if (!shows) return;
-    s.list.push_back({detail,
-                      [f, of](Model& m) {
+    s.list.push_back({detail, [f, of](Model& m) {
                         m.bias = [f, of](const Row& r, std::int64_t k) {
                           return slope_of(*f, r.query_head) * static_cast<double>(k - of(r));
                         };
-                      },
-                      false});
+                      }});
   };
   const bool chunks = f->max_query_len() > 1;
   add("distances from context_len", [](const Row& r) { return r.context_len(); }, chunks);
@@ -132,10 +130,7 @@ Suspects in_f16(const Evidence& e) {
 }  // namespace
 
 void add_alibi(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "alibi", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "alibi"};
   const char* const kSlopes = "slope_h * (k - q_pos), with the slope of the query head";
   add("alibi_ignored", "ignores the ALiBi slopes", "vllm#57614", "look at the path that serves these rows: does it take slopes?",
       ignored);

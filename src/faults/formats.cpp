@@ -23,15 +23,13 @@ Suspects misread(const Evidence& e, const Decode& decode, const std::string& det
   for (const int sides : {3, 1, 2}) {
     if (sides == 1 && !scores_matter(e.facts)) continue;
     const char* which = sides == 3 ? "K and V" : sides == 1 ? "K only" : "V only";
-    s.list.push_back({formatted("{}, {}", detail, which),
-                      [decode, sides](Model& m) {
+    s.list.push_back({formatted("{}, {}", detail, which), [decode, sides](Model& m) {
                         m.decode = [decode, sides, before = m.decode](Side side, const void* data,
                                                                       std::span<const std::int64_t> at, double* values) {
                           const bool wrong = (sides & (side == Side::key ? 1 : 2)) != 0;
                           return wrong ? decode(data, at, values) : before(side, data, at, values);
                         };
-                      },
-                      false});
+                      }});
   }
   return s;
 }
@@ -155,10 +153,7 @@ Suspects sign_lost(const Evidence& e) {
 }  // namespace
 
 void add_formats(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "formats", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "formats"};
   const char* const kName =
       "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel; \"fp8\" is not a type";
   add("fp8_fn_fnuz_confused", "reads OCP fp8 codes as fnuz, or the reverse", "vllm#45562, vllm#14152", kName, other_zero);

@@ -86,19 +86,15 @@ Suspects scores_over_v(const Evidence& e) {
 Suspects dims_beyond_k(const Evidence& e) {
   const std::int64_t cut = e.facts.head_dim;
   if (cut >= e.facts.v_head_dim) return cannot_show("V has no more dims than K");
-  return one(
-      [cut](Model& m) {
-        m.finish = [cut, before = m.finish](const Row& r, RowResult& result) {
-          before(r, result);
-          std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
-        };
-      },
-      formatted("dims {} .. {}", cut, e.facts.v_head_dim - 1));
+  return one(result_changed([cut](const Row&, RowResult& result) {
+               std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
+             }),
+             formatted("dims {} .. {}", cut, e.facts.v_head_dim - 1));
 }
 
 /// The value at an element of the output if its rows were stored `stride` elements apart: later rows overwrite earlier ones;
 /// elements that no row reaches are NaN.
-std::function<void(Model&)> rows_apart_by(const Facts* f, std::int64_t stride) {
+Plant rows_apart_by(const Facts* f, std::int64_t stride) {
   return [f, stride](Model& m) {
     m.finish = [f, stride, own = m, before = m.finish](const Row& r, RowResult& result) {
       before(r, result);
@@ -127,20 +123,18 @@ Suspects output_rows_of_k(const Evidence& e) {
 }  // namespace
 
 void add_head_dims(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "head_dims", text, "", next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "head_dims"};
   const char* const kOwn = "take the strides of K, V and output from each tensor: their rows have lengths of their own";
-  add("v_strides_from_k_head_dim", "takes the strides of V from the head_dim of K", kOwn, v_strides_of_k);
-  add("k_strides_from_v_head_dim", "takes the strides of K from the head_dim of V", kOwn, k_strides_of_v);
-  add("output_rows_of_k_head_dim", "takes the row stride of the output from the head_dim of K", kOwn, output_rows_of_k);
-  add("v_read_from_last_dims", "reads V from the last dims of a latent row instead of its first",
+  add("v_strides_from_k_head_dim", "takes the strides of V from the head_dim of K", "", kOwn, v_strides_of_k);
+  add("k_strides_from_v_head_dim", "takes the strides of K from the head_dim of V", "", kOwn, k_strides_of_v);
+  add("output_rows_of_k_head_dim", "takes the row stride of the output from the head_dim of K", "", kOwn, output_rows_of_k);
+  add("v_read_from_last_dims", "reads V from the last dims of a latent row instead of its first", "",
       "a latent row is [values, RoPE part]: values begin at dim 0", v_behind_rope);
-  add("scale_from_v_head_dim", "takes the default softmax_scale from the head_dim of V",
+  add("scale_from_v_head_dim", "takes the default softmax_scale from the head_dim of V", "",
       "softmax_scale is 1 / sqrt of the dims that a score sums over", scale_of_v);
-  add("rope_dims_dropped", "leaves the dims that K has beyond V out of the dot product",
+  add("rope_dims_dropped", "leaves the dims that K has beyond V out of the dot product", "",
       "scores take all dims of K: of a latent row its values and its RoPE part", scores_over_v);
-  add("v_dims_beyond_k_zero", "writes zeros into the dims that V has beyond K",
+  add("v_dims_beyond_k_zero", "writes zeros into the dims that V has beyond K", "",
       "look at the loop over dims of the output: it ends at v_head_dim", dims_beyond_k);
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kOneHead = "one KV head: every mapping reads it";
 constexpr const char* kNoGroup = "every query head has a KV head of its own";
 
-std::function<void(Model&)> kv_head(std::function<std::int64_t(std::int64_t query_head)> map) {
+Plant kv_head(std::function<std::int64_t(std::int64_t query_head)> map) {
   return [map = std::move(map)](Model& m) { m.kv_head = [map](const Row& r, Side) { return map(r.query_head); }; };
 }
 
@@ -28,13 +28,11 @@ Suspects modulo_for_one_side(const Evidence& e) {
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   Suspects s;
   for (const Side wrong : {Side::value, Side::key})
-    s.list.push_back({wrong == Side::value ? "for V only" : "for K only",
-                      [n, wrong](Model& m) {
+    s.list.push_back({wrong == Side::value ? "for V only" : "for K only", [n, wrong](Model& m) {
                         m.kv_head = [n, wrong, before = m.kv_head](const Row& r, Side side) {
                           return side == wrong ? r.query_head % n : before(r, side);
                         };
-                      },
-                      false});
+                      }});
   return s;
 }
 
@@ -45,7 +43,7 @@ Suspects shifted_group(const Evidence& e) {
   Suspects s;
   for (const std::int64_t size : {floor_power_of_two(group), ceil_power_of_two(group)})
     s.list.push_back({formatted("groups of {} instead of {}", size, group),
-                      kv_head([size, last](std::int64_t h) { return std::min(last, h / size); }), false});
+                      kv_head([size, last](std::int64_t h) { return std::min(last, h / size); })});
   return s;
 }
 
@@ -70,16 +68,13 @@ Suspects one_per_group(const Evidence& e) {
   const std::int64_t group = e.facts.group;
   if (group == 1) return cannot_show(kNoGroup);
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  return one([group](Model& m) { change_row(m, [group](Row& r) { r.query_head = r.query_head / group * group; }); });
+  return one(row_changed([group](Row& r) { r.query_head = r.query_head / group * group; }));
 }
 
 }  // namespace
 
 void add_heads(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "heads", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "heads"};
   const char* const kMapping = "query head h reads KV head h / (num_q_heads / num_kv_heads); check how K and V were repeated";
   add("kv_head_modulo", "maps query head h to KV head h % num_kv_heads", "", kMapping, modulo);
   add("kv_head_modulo_one_side", "maps query heads to KV heads rightly for one of K and V, and by h % num_kv_heads for the other",

@@ -28,7 +28,7 @@ Strides contiguous(CacheLayout layout, Side side, std::int64_t heads, std::int64
 
 /// Element offsets of a cache that is read with other strides.
 using Elements = std::function<void(Side, const Place&, std::int64_t head, std::span<std::int64_t>)>;
-std::function<void(Model&)> elements(Elements wrong) {
+Plant elements(Elements wrong) {
   return [wrong = std::move(wrong)](Model& m) { m.elements = wrong; };
 }
 /// Dims of the rows of K and of V.
@@ -64,7 +64,7 @@ bool differs(const Facts& f, const Elements& wrong) {
   return false;
 }
 
-Suspects misread(const Evidence& e) {
+Suspects another_layout(const Evidence& e) {
   const Facts& f = e.facts;
   if (!any_cached(f)) return cannot_show(kNotCached);
   Suspects s;
@@ -72,7 +72,7 @@ Suspects misread(const Evidence& e) {
     if (layout == f.cache.layout || (layout == CacheLayout::packed && f.head_dim % x_of(f) != 0)) continue;
     const Elements wrong = as(layout, f.num_kv_heads, f.page_size, dims_of(f), x_of(f));
     if (!differs(f, wrong)) continue;
-    s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong), false});
+    s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong)});
   }
   if (s.list.empty()) s.why_not = "one KV head or one token per page: all layouts are the same";
   return s;
@@ -87,7 +87,7 @@ Suspects wrong_x(const Evidence& e) {
   for (const std::int64_t x : {8, 16, 4, 32, 2, 1}) {
     if (x == f.cache.k.shape[4] || f.head_dim % x != 0) continue;
     const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, dims_of(f), x);
-    if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong), false});
+    if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong)});
   }
   if (s.list.empty()) s.why_not = "no other x fits, or one token per page: x does not matter";
   return s;
@@ -126,8 +126,7 @@ Suspects permuted(const Evidence& e, Side wrong) {
   if (wrong == Side::key && !scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   const auto add = [&](const char* detail, auto from) {
-    s.list.push_back({detail,
-                      [wrong, from, n](Model& m) {
+    s.list.push_back({detail, [wrong, from, n](Model& m) {
                         m.elements = [wrong, from, n, before = m.elements](Side side, const Place& place, std::int64_t head,
                                                                            std::span<std::int64_t> at) {
                           if (side != wrong) return before(side, place, head, at);
@@ -137,8 +136,7 @@ Suspects permuted(const Evidence& e, Side wrong) {
                           for (std::size_t i = 0; i < at.size(); ++i)
                             at[i] = right[Facts::at(from(static_cast<std::int64_t>(i)))];
                         };
-                      },
-                      false});
+                      }});
   };
   const std::int64_t half = (n + 1) / 2;
   add("halves interleaved", [half, n](std::int64_t i) { return std::min(i % 2 * half + i / 2, n - 1); });
@@ -192,13 +190,10 @@ Suspects interleaved(const Evidence& e) {
 }  // namespace
 
 void add_layout(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "layout", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "layout"};
   const char* const kLayout = "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's";
   const char* const kStrides = "take the strides from the tensor, not from the sizes of another one";
-  add("cache_layout_confused", "reads the cache in another layout", "vllm#41472, vllm#39192", kLayout, misread);
+  add("cache_layout_confused", "reads the cache in another layout", "vllm#41472, vllm#39192", kLayout, another_layout);
   add("packed_wrong_x", "reads a packed K cache with another x", "", "x = 16 / itemsize of the cache's type, not of the query's",
       wrong_x);
   add("packed_v_as_rows", "reads a packed V cache as [page_size, head_dim]", "",

@@ -53,7 +53,7 @@ bool differs(const Facts& f, Side side, const Wrong& wrong) {
   return tokens ? 4 * plainly > all : any;
 }
 
-std::function<void(Model&)> replaced(const Facts& f, const Wrong& wrong, bool key, bool value) {
+Plant replaced(const Facts& f, const Wrong& wrong, bool key, bool value) {
   return [&f, wrong, key, value](Model& m) {
     m.scale = [truth = std::make_shared<Model>(f), wrong, key, value, before = m.scale](Side side, const Place& place,
                                                                                         std::int64_t head) {
@@ -80,9 +80,9 @@ Suspects either(const Evidence& e, const Wrong& wrong, const char* why_not) {
   const Facts& f = e.facts;
   const bool k = differs(f, Side::key, wrong), v = differs(f, Side::value, wrong);
   Suspects s;
-  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true), false});
-  if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false), false});
-  if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true), false});
+  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true)});
+  if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false)});
+  if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true)});
   if (s.list.empty()) s.why_not = why_not;
   return s;
 }
@@ -195,10 +195,7 @@ Suspects on_new_rows(const Evidence& e) {
 }  // namespace
 
 void add_scales(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "scales", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "scales"};
   const char* const kPass = "print the scales that the kernel receives; a format that needs none still has one";
   add("k_scale_dropped", "drops k_scale", "flashinfer#1023", kPass, k_dropped);
   add("v_scale_dropped", "drops v_scale", "flashinfer#1023", kPass, v_dropped);

@@ -57,8 +57,7 @@ Suspects from_padded(const Evidence& e) {
     if (padded != f.head_dim && std::find(sizes.begin(), sizes.end(), padded) == sizes.end()) sizes.push_back(padded);
   for (const std::int64_t padded : sizes)
     s.list.push_back({formatted("1 / sqrt({})", padded),
-                      [padded](Model& m) { m.softmax_scale = [padded](const Row&) { return 1 / std::sqrt(real(padded)); }; },
-                      false});
+                      [padded](Model& m) { m.softmax_scale = [padded](const Row&) { return 1 / std::sqrt(real(padded)); }; }});
   return s;
 }
 
@@ -77,7 +76,7 @@ Suspects fewer_dims(const Evidence& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   for (const std::int64_t cut : shorter_dims(d))
-    s.list.push_back({formatted("the first {} of {} dims", cut, d), [cut](Model& m) { m.dims = std::min(m.dims, cut); }, false});
+    s.list.push_back({formatted("the first {} of {} dims", cut, d), [cut](Model& m) { m.dims = std::min(m.dims, cut); }});
   return s;
 }
 
@@ -153,10 +152,7 @@ Suspects scores_in_bf16(const Evidence& e) {
 }  // namespace
 
 void add_scores(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "scores", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "scores"};
   const char* const kScale = "print the scale that the kernel receives: 1 / sqrt(head_dim) unless given, applied once";
   const char* const kOrder = "the order is scale, soft cap, ALiBi";
   add("scale_from_query_heads", "takes the default softmax_scale from the number of query heads instead of head_dim",

@@ -29,7 +29,7 @@ Suspects sink(const Evidence& e, std::function<double(const Row&, double)> wrong
       [wrong = std::move(wrong)](Model& m) { m.sink = [wrong, before = m.sink](const Row& r) { return wrong(r, before(r)); }; });
 }
 
-Suspects dropped(const Evidence& e) {
+Suspects sink_dropped(const Evidence& e) {
   if (!e.facts.options.sinks.present()) return cannot_show(kNone);
   return one([](Model& m) { m.sink = [](const Row&) { return kNegInf; }; });
 }
@@ -91,13 +91,10 @@ Suspects decode_only(const Evidence& e) {
 }  // namespace
 
 void add_sinks(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "sinks", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "sinks"};
   const char* const kSink = "the sink is one more logit of the query head, neither scaled nor capped, in the denominator only";
   add("sinks_dropped", "leaves the sinks out of the denominator", "vllm#52148",
-      "look at the path that serves these rows: does it take sinks?", dropped);
+      "look at the path that serves these rows: does it take sinks?", sink_dropped);
   add("sinks_in_decode_only", "leaves the sinks out in prefill rows", "", "pass the sinks to the prefill kernel too",
       decode_only);
   add("sink_in_numerator", "gives the sink a value of 1", "", kSink, in_numerator);

@@ -64,7 +64,7 @@ Suspects not_rescaled(const Evidence& e) {
         };
       };
       s.list.push_back(
-          {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant, false});
+          {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant});
     }
   if (s.list.empty()) s.why_not = "no row sees keys of two tiles of 16 or more: the maximum is known before the first sum";
   return s;
@@ -178,10 +178,7 @@ Suspects lse_transposed(const Evidence& e) {
 }  // namespace
 
 void add_softmax(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "softmax", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "softmax"};
   const char* const kBase = "2^x needs scores times log2(e); exp(x) needs them as they are";
   const char* const kDenominator = "the denominator is sum_k exp(s_k - m), plus exp(sink - m), and nothing else";
   const char* const kLse = "lse = m + log(denominator), natural logarithm, the sink included";

@@ -43,7 +43,7 @@ Suspects padded(const Evidence& e) {
 
 Suspects context_is_seq_len(const Evidence& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return rows_only([](Model& m) { change_row(m, [](Row& r) { r.q_pos += r.query_len; }); });
+  return rows_only(row_changed([](Row& r) { r.q_pos += r.query_len; }));
 }
 
 Suspects seq_lens_seen(const Evidence& e, const std::vector<std::int64_t>& seen) {
@@ -88,10 +88,7 @@ Suspects of_neighbour(const Evidence& e) {
 }  // namespace
 
 void add_starts(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "starts", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "starts"};
   add("query_start_loc_of_next_request", "reads query_start_loc one request further, as if it had no leading 0", "",
       "query_start_loc has num_reqs + 1 values and starts with 0", next_request);
   add("query_start_loc_off_by_one_row", "places the boundary between requests one row too far", "",

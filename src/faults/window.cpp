@@ -23,8 +23,8 @@ Suspects never(const Facts& f) {
 }
 
 /// The first key becomes `first(row)`, the last stays what it was.
-std::function<void(Model&)> from(std::function<std::int64_t(const Row&)> first) {
-  return [first = std::move(first)](Model& m) { believe_keys(m, first, [](const Row& r) { return r.q_pos; }); };
+Plant from(std::function<std::int64_t(const Row&)> first) {
+  return keys_between(first, [](const Row& r) { return r.q_pos; });
 }
 
 Suspects one_short(const Evidence& e) {
@@ -92,10 +92,8 @@ Suspects only_on_context(const Evidence& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds_among_new_keys(*f)) return cannot_show(formatted("no request has more rows than the window of {}", f->window()));
-  return one([f](Model& m) {
-    believe_keys(
-        m, [f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); }, [](const Row& r) { return r.q_pos; });
-  });
+  return one(keys_between([f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); },
+                          [](const Row& r) { return r.q_pos; }));
 }
 
 Suspects only_on_new_keys(const Evidence& e) {
@@ -115,10 +113,7 @@ Suspects only_on_new_keys(const Evidence& e) {
 }  // namespace
 
 void add_window(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "window", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "window"};
   const char* const kCount = "count the keys that row q_pos keeps: W, its own included; FlashAttention takes (W - 1, 0)";
   add("window_one_short", "keeps one key too few in the window, and takes a window of 1 for none", "vllm#9679", kCount,
       one_short);

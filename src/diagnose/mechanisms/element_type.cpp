@@ -5,18 +5,11 @@
 #include <cstring>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::Row;
-using faults_detail::Side;
 
 /// A way to read the bytes of one element.
 struct Reading {
@@ -55,19 +48,14 @@ std::vector<Reading> readings(DType stored) {
 void propose_readings(const Facts& f, Proposals& list) {
   for (const Reading& reading : readings(f.cache.k.dtype))
     for (const Sides sides : kSideSets) {
-      Proposal p{"element_type",
-                 formatted("reads {} as another type", sides.text()),
-                 formatted("as {}", reading.name),
-                 "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
-                 0,
-                 {}};
-      p.plant = [sides, reading](Model& m) {
-        m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
-                                                       double* values) {
-          sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
-        };
-      };
-      list.push_back(std::move(p));
+      list.push_back({"element_type", formatted("reads {} as another type", sides.text()), formatted("as {}", reading.name),
+                      "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel", 0,
+                      [sides, reading](Model& m) {
+                        m.decode = [sides, reading, before = m.decode](Side side, const void* data,
+                                                                       std::span<const std::int64_t> at, double* values) {
+                          sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
+                        };
+                      }});
     }
 }
 
@@ -106,7 +94,7 @@ void transpose_within_head(const Facts& f, Side side, const Place& place, std::i
     const std::int64_t flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
     Place other = place;
     other.offset = flat / f.head_dim;
-    faults_detail::elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], other, head, row);
+    elements_as(f.cache.layout, side, t.stride, f.cache.k.shape[4], other, head, row);
     at[d] = row[Facts::at(flat % f.head_dim)];
   }
 }
@@ -115,40 +103,36 @@ void propose_orders(const Facts& f, Proposals& list) {
   const Facts* facts = &f;
   for (const ElementOrder& order : orders())
     for (const Sides sides : kSideSets) {
-      Proposal p{"layout",
-                 formatted("reads {} in another layout", sides.text()),
-                 formatted("a page taken for {}", order.text),
-                 "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's",
-                 0,
-                 {}};
-      p.plant = [facts, sides, order](Model& m) {
-        m.elements = [facts, sides, order, before = m.elements](Side side, const Place& place, std::int64_t head,
-                                                                std::span<std::int64_t> at) {
-          if (!sides.has(side)) return before(side, place, head, at);
-          if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
-          const Tensor& t = side == Side::key ? facts->cache.k : facts->cache.v;
-          for (std::size_t d = 0; d < at.size(); ++d)
-            at[d] = place.page * t.stride[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
-        };
-      };
-      list.push_back(std::move(p));
+      list.push_back({"layout", formatted("reads {} in another layout", sides.text()),
+                      formatted("a page taken for {}", order.text),
+                      "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's", 0,
+                      [facts, sides, order](Model& m) {
+                        m.elements = [facts, sides, order, before = m.elements](Side side, const Place& place, std::int64_t head,
+                                                                                std::span<std::int64_t> at) {
+                          if (!sides.has(side)) return before(side, place, head, at);
+                          if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
+                          const Tensor& t = side == Side::key ? facts->cache.k : facts->cache.v;
+                          for (std::size_t d = 0; d < at.size(); ++d)
+                            at[d] = place.page * t.stride[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
+                        };
+                      }});
     }
 }
 
 /// K in place of V and V in place of K, each by its own strides.
 void propose_exchange(Proposals& list) {
-  Proposal p{"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0, {}};
-  p.plant = [](Model& m) {
-    m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-      const Side other = side == Side::key ? Side::value : Side::key;
-      if (place.kind == Place::Kind::new_row) faults_detail::load_new_row(*f, other, place.token, head, v);
-      if (place.kind != Place::Kind::cache) return;
-      const float* stored = f->decoded.slot(other, place.page, place.offset, head);
-      const double scale = Model(*f).scale(other, place, head);
-      for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);
-    };
-  };
-  list.push_back(std::move(p));
+  list.push_back({"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0,
+                  [](Model& m) {
+                    m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
+                      const Side other = side == Side::key ? Side::value : Side::key;
+                      if (place.kind == Place::Kind::new_row) faults_detail::load_new_row(*f, other, place.token, head, v);
+                      if (place.kind != Place::Kind::cache) return;
+                      const float* stored = f->decoded.slot(other, place.page, place.offset, head);
+                      const double scale = Model(*f).scale(other, place, head);
+                      for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d)
+                        v[d] = scale * static_cast<double>(stored[d]);
+                    };
+                  }});
 }
 
 }  // namespace

@@ -11,10 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::Row;
-
 constexpr double kNegInfSplit = -std::numeric_limits<double>::infinity();
 const char* const kNextSplit =
     "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
@@ -132,9 +128,8 @@ void propose_split(const Scene& scene, Proposals& list) {
   for (const Cut& cut : cuts(scene.facts)) {
     if (cut.name == "key") continue;
     for (const Merge& merge : merges()) {
-      Proposal p{"split", merge.text, "a " + cut.name, kNextSplit, 0, {}};
-      p.plant = [cut, merge, in_lse](Model& m) { plant(m, cut, merge, in_lse); };
-      list.push_back(std::move(p));
+      list.push_back({"split", merge.text, "a " + cut.name, kNextSplit, 0,
+                      [cut, merge, in_lse](Model& m) { plant(m, cut, merge, in_lse); }});
     }
   }
 }

@@ -115,9 +115,7 @@ Result<std::string> render_html(std::string_view json_text) {
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, formatted("report: not enough memory for a page of {} bytes of JSON", json_text.size()));
   } catch (const std::exception& error) {
-    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: ..."
-    const std::size_t id = what.find("] ");
-    return Status(Code::parse_error, formatted("report: {:.300}", what.substr(id == std::string_view::npos ? 0 : id + 2)));
+    return Status(Code::parse_error, formatted("report: {:.300}", report::complaint(error)));
   }
 }
 
