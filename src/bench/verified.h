@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "quire/bench.hpp"
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 

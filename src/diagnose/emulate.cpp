@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "semantics/dtype.h"
-
 namespace quire::diagnose_detail {
 namespace {
 

@@ -8,7 +8,6 @@
 
 #include "diagnose/evidence.h"
 #include "diagnose/mechanisms/mechanism.h"
-#include "quire/diagnose.hpp"
 
 namespace quire::diagnose_detail {
 

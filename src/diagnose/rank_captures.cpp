@@ -6,7 +6,6 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <numeric>
 
 #include "diagnose/fault_model.h"
 #include "semantics/ceil_div.h"

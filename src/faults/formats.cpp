@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "faults/families.h"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {

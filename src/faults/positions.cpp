@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "faults/families.h"
-#include "text/formatted.h"
 
 namespace quire::faults_detail {
 namespace {

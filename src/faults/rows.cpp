@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults of rows: the set of output rows that are written, their query rows, and the place of the result.
 #include <algorithm>
-#include <numeric>
 
 #include "faults/families.h"
 #include "text/formatted.h"

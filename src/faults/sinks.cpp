@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention sinks: one more logit per query head in the denominator, with no value.
 
-#include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"

@@ -3,7 +3,6 @@
 // here; tests/diagnose compares the values. No constant is tuned to make a test pass.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>

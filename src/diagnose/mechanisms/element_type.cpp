@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // K or V decoded as another type, or from another layout. The catalogue has both sides at once; kernels convert K and V in
 // different places.
-#include <algorithm>
 #include <cstring>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {

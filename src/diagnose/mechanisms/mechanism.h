@@ -12,7 +12,6 @@
 
 #include "diagnose/fault_model.h"
 #include "diagnose/open_cell.h"
-#include "quire/capture.hpp"
 
 namespace quire::diagnose_detail {
 

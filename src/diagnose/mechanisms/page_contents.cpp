@@ -3,7 +3,6 @@
 // every content for every page that an opened cell reads; it recomputes only the sums over that page.
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {

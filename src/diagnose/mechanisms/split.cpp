@@ -6,7 +6,6 @@
 
 #include "diagnose/mechanisms/cut.h"
 #include "diagnose/mechanisms/mechanism.h"
-#include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
