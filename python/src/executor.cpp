@@ -64,6 +64,10 @@ void check_num_threads(int num_threads) {
                                                  std::to_string(kMaxThreads) + "] (0 = all cores)");
 }
 
+int threads_of_plan(int num_threads, const quire::Batch& batch) {
+  return num_threads > 0 || batch.query.memory != quire::Memory::cpu ? num_threads : current_threads().chosen;
+}
+
 void set_num_threads(int num_threads) {
   Shared& s = shared();
   const std::scoped_lock lock(s.mutex);

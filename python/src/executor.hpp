@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "quire/batch.hpp"
 #include "quire/executor.hpp"
 
 namespace quire_python {
@@ -25,5 +26,7 @@ std::shared_ptr<quire::Executor> current_executor();
 void set_num_threads(int num_threads);
 /// Raises ArgumentError for a negative number and for one that no machine has.
 void check_num_threads(int num_threads);
+/// Number of threads for a plan: the argument, or what set_num_threads() chose, which is about CPUs.
+int threads_of_plan(int num_threads, const quire::Batch& batch);
 
 }  // namespace quire_python

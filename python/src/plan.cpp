@@ -42,11 +42,10 @@ Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, 
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const bool on_gpu = b.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
   const PlanSettings settings{.kernel = kernel.value_or(""),
                               .batch_invariant = batch_invariant,
                               .exact_weights = exact_weights,
-                              .num_threads = num_threads > 0 || on_gpu ? num_threads : current_threads().chosen,
+                              .num_threads = threads_of_plan(num_threads, b),
                               .max_query_len = max_query_len,
                               .max_seq_len = max_seq_len};
   const nb::gil_scoped_release unlocked;
