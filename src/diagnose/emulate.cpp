@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See emulate.h. Weights are rounded relative to their row's largest one, as an online softmax leaves them.
-#include "diagnose/emulate.h"
+// See find_profile.h. Weights are rounded relative to their row's largest one, as an online softmax leaves them.
+#include "diagnose/find_profile.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,9 +7,6 @@
 #include <limits>
 #include <map>
 
-#include "diagnose/common_factor.h"
-#include "diagnose/emulate.h"
-#include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "threads/on_threads.h"
 

@@ -10,7 +10,6 @@
 #include <set>
 
 #include "diagnose/find_profile.h"
-#include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "semantics/ceil_div.h"
 #include "threads/on_threads.h"

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "diagnose/pattern_conditions.h"
-#include "diagnose/pattern_search.h"
-#include "diagnose/pattern_words.h"
+#include "diagnose/pattern_price.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "diagnose/pattern_conditions.h"
-#include "diagnose/pattern_search.h"
+#include "diagnose/pattern_price.h"
 
 namespace quire::diagnose_detail {
 namespace {

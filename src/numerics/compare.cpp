@@ -2,7 +2,6 @@
 // Judges an output against the oracle: NaN and infinity positions first, then the derived tolerance element by element.
 #include <cmath>
 
-#include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"

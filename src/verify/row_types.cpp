@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries and outputs of 8 bits (decision 20), on batches that split keys, fill tiles and merge. hazards() has no such cases:
-// most of its shapes have rows outside the cache, which an 8-bit query may not have.
+// Queries and outputs of 8 bits (decision 20), caches of i8 and scales of tokens (decision 33), on batches that split keys, fill
+// tiles, merge and mask. hazards() has no 8-bit queries: most of its shapes have rows outside the cache, which they may not have.
 #include <algorithm>
 #include <iterator>
 
@@ -48,6 +48,50 @@ std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick) {
         continue;
       if (const auto legal = in_asked(line, sizes, turn)) list.push_back({"hazards", "EightBitRows", *legal, Special::none});
     }
+  return list;
+}
+
+namespace {
+
+constexpr const char* kScaledTypes[] = {
+    "q=bf16 kv=i8 kscale=token vscale=token",
+    "q=f16 kv=i8 layout=hnd kscale=token vscale=token index=i64",
+    "q=f32 kv=fp8_e4m3fn layout=packed kscale=token vscale=token",
+    "q=bf16 kv=fp8_e4m3fn layout=hnd kscale=token vscale=head",
+    "q=f32 kv=i8 layout=packed kscale=tensor vscale=token",
+    "q=bf16 kv=i8 layout=packed kscale=head vscale=head",
+    "q=f16 kv=fp8_e5m2 vscale=token",
+    "q=fp8_e4m3fn kv=fp8_e4m3fn qscale=tensor kscale=token vscale=token out=bf16",
+};
+constexpr const char* kScaledShapes[] = {
+    "heads=4:2 d=32 page=8 lse=1 reqs=3@20/21,1@30,5",
+    "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200/230",
+    "heads=6:3 d=128 page=5 cap=8 alibi=1 lse=1 reqs=2x1@700,140@90",
+    "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
+    "heads=4:2 d=24 dv=40 page=8 lse=1 reqs=9@20/24,1@33,70@9",
+    "heads=4:2 d=32 page=8 causal=0 share=2 lse=1 reqs=5@20,3:0,40@16",
+};
+constexpr std::size_t kMostQuick = 6;
+
+bool is_quick(std::size_t shape, std::size_t type) { return type == 3 * shape % std::size(kScaledTypes); }
+
+}  // namespace
+
+std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick) {
+  std::vector<Entry> list;
+  if (!asked.types.empty()) return list;
+  std::size_t turn = 0;
+  for (std::size_t shape = 0; shape < std::size(kScaledShapes); ++shape)
+    for (std::size_t type = 0; type < std::size(kScaledTypes); ++type, ++turn) {
+      if (quick && (!is_quick(shape, type) || list.size() >= kMostQuick)) continue;
+      if (const auto legal = in_asked(hazard_line(kScaledTypes[type], kScaledShapes[shape], 8000 + turn), asked, turn))
+        list.push_back({"hazards", "TokenScales", *legal, Special::none});
+    }
+  for (const std::string type : {"q=f32 kv=i8 kscale=tensor vscale=token", "q=bf16 kv=i8 layout=hnd kscale=token vscale=head"}) {
+    const ProblemLine line = hazard_line(type, "heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300", 1);
+    if (const auto legal = in_asked(line, asked, ++turn))
+      list.push_back({"hazards", "IntegerExtremes", *legal, Special::every_fp8_code});
+  }
   return list;
 }
 
