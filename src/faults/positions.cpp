@@ -23,7 +23,7 @@ Suspects other_keys(const Evidence& e, std::function<std::int64_t(const Row&)> f
   const auto existing = [last = std::move(last)](const Row& r) { return std::min(last(r), r.seq_len - 1); };
   return if_it_changes_a_row(e.facts, keys_between(first, existing), why_not);
 }
-/// The same with the first key that the window leaves.
+/// The mask from another end: keys from the first one that the window leaves to last(row).
 Suspects other_last_key(const Evidence& e, std::function<std::int64_t(const Row&)> last, const char* why_not = kSameKeys) {
   return other_keys(e, [f = &e.facts](const Row& r) { return f->first_key(r.q_pos); }, std::move(last), why_not);
 }

@@ -84,7 +84,7 @@ class Reader {
     if (const auto at = json_.find(key); at != json_.end() && !at->is_null()) read(*at, value);
     if constexpr (sizeof...(more) > 0) later(std::forward<More>(more)...);
   }
-  /// What every report says is not read.
+  /// A fact that every document says is not read.
   template <typename T>
   void says(const char*, const T&) {}
 
