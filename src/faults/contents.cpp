@@ -20,7 +20,7 @@ bool appended(const Facts& f, std::int64_t r) {
   return !f.batch.key.present() || f.cached_lens[Facts::at(r)] == f.seq_lens[Facts::at(r)];
 }
 
-Suspects own_slot_zero(const Evidence& e) {
+Suspects own_slot_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_request(f, [&](std::int64_t r) { return f.query_len(r) == 1; })) return cannot_show("no request has query_len 1");
   if (!any_request(f, [&](std::int64_t r) { return f.query_len(r) == 1 && appended(f, r); }))
@@ -28,7 +28,7 @@ Suspects own_slot_zero(const Evidence& e) {
   return one(zero([](const Row& r, std::int64_t k) { return r.query_len == 1 && k == r.seq_len - 1; }));
 }
 
-Suspects new_slots_zero(const Evidence& e) {
+Suspects new_slots_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] > f.context_len(r); }))
     return cannot_show("no new token is read from the cache");
@@ -36,14 +36,14 @@ Suspects new_slots_zero(const Evidence& e) {
   return one(zero([](const Row& r, std::int64_t k) { return k >= r.context_len(); }));
 }
 
-Suspects context_zero(const Evidence& e) {
+Suspects context_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_request(f, [&](std::int64_t r) { return f.first_key(f.context_len(r)) < f.context_len(r); }))
     return cannot_show("no row sees a context");
   return one(zero([](const Row& r, std::int64_t k) { return k < r.context_len(); }));
 }
 
-Suspects one_side_zero(const Evidence& e) {
+Suspects one_side_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_cached(f)) return cannot_show("no row reads the cache");
   if (!scores_matter(f)) return cannot_show(kOneKey);
@@ -57,12 +57,12 @@ Plant new_rows_from(std::function<std::int64_t(const Row&)> first) {
   return row_changed([first](Row& r) { r.cached_len = first(r); });
 }
 
-Suspects all_from_cache(const Evidence& e) {
+Suspects all_from_cache(const Clues& e) {
   if (!any_new_row(e.facts)) return cannot_show("every key comes from the cache");
   return one(new_rows_from([](const Row& r) { return r.seq_len; }));
 }
 
-Suspects all_new_from_rows(const Evidence& e) {
+Suspects all_new_from_rows(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.batch.key.present()) return cannot_show("there are no key / value rows");
   if (!any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] > f.context_len(r); }))
@@ -70,7 +70,7 @@ Suspects all_new_from_rows(const Evidence& e) {
   return one(new_rows_from([](const Row& r) { return std::min(r.cached_len, r.context_len()); }));
 }
 
-Suspects neighbour_row(const Evidence& e) {
+Suspects neighbour_row(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_new_row(*f)) return cannot_show("every key comes from the cache");
   Suspects s;
@@ -86,7 +86,7 @@ Suspects neighbour_row(const Evidence& e) {
 }
 
 /// reshape_and_cache with one thread per (head, x-chunk), at most 512 of them and no loop: later chunks keep what was there.
-Suspects append_cap(const Evidence& e) {
+Suspects append_cap(const Clues& e) {
   constexpr std::int64_t kThreads = 512;
   const Facts* f = &e.facts;
   const std::int64_t x = packed_x(f->cache.k.dtype), chunks = semantics::ceil_div(f->head_dim, x);

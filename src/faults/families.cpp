@@ -166,7 +166,7 @@ bool any_new_row(const Facts& f) {
          any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] < f.seq_lens[Facts::at(r)]; });
 }
 
-std::vector<std::int64_t> requests_to_try(const Evidence& e) {
+std::vector<std::int64_t> requests_to_try(const Clues& e) {
   std::vector<std::int64_t> order;
   const auto add = [&](std::int64_t r) {
     const bool known = std::find(order.begin(), order.end(), r) != order.end();

@@ -39,7 +39,7 @@ struct Family {
   const char* name;
 
   void operator()(const char* id, const char* text, const char* seen, const char* next,
-                  std::function<Suspects(const Evidence&)> suspects, Rank rank = Rank::mistake) const {
+                  std::function<Suspects(const Clues&)> suspects, Rank rank = Rank::mistake) const {
     list.push_back({{id, name, text, seen, next}, rank, std::move(suspects)});
   }
 };
@@ -106,7 +106,7 @@ inline constexpr const char* kOneKey = "every row sees one key: its score does n
 bool any_new_row(const Facts& f);
 
 /// Requests with rows, those of the wrong rows first; at most kMaxCandidates.
-std::vector<std::int64_t> requests_to_try(const Evidence& e);
+std::vector<std::int64_t> requests_to_try(const Clues& e);
 /// Smaller numbers of dims that a loop might stop at: powers of two, multiples of vector widths.
 std::vector<std::int64_t> shorter_dims(std::int64_t dims);
 std::int64_t floor_power_of_two(std::int64_t n);

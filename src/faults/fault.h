@@ -17,7 +17,8 @@ struct Sample {
   std::int64_t token = 0, head = 0;
   std::vector<double> observed;  ///< v_head_dim values
 };
-struct Evidence {
+/// A batch, and what is known of a wrong output.
+struct Clues {
   const Facts& facts;
   std::vector<Sample> wrong;  ///< a few of the wrong rows
 };
@@ -51,7 +52,7 @@ enum class Rank : int {
 struct Fault {
   FaultInfo info;
   Rank rank = Rank::mistake;
-  std::function<Suspects(const Evidence&)> suspects;
+  std::function<Suspects(const Clues&)> suspects;
 };
 
 /// The whole catalogue: catalogue.cpp calls every family once.

@@ -16,7 +16,7 @@ std::string not_fp8(const Facts& f) { return formatted("the cache is {}", name_o
 using Decode = std::function<void(const void* data, std::span<const std::int64_t> at, double* values)>;
 
 /// Suspects with both caches misread, or one of them.
-Suspects misread(const Evidence& e, const Decode& decode, const std::string& detail) {
+Suspects misread(const Clues& e, const Decode& decode, const std::string& detail) {
   if (!any_cached(e.facts)) return cannot_show("no row reads the cache");
   Suspects s;
   for (const int sides : {3, 1, 2}) {
@@ -33,13 +33,13 @@ Suspects misread(const Evidence& e, const Decode& decode, const std::string& det
   return s;
 }
 
-Suspects read_as(const Evidence& e, DType wrong) {
+Suspects read_as(const Clues& e, DType wrong) {
   return misread(
       e, [wrong](const void* data, std::span<const std::int64_t> at, double* values) { decode_as(wrong, data, at, values); },
       formatted("{} read as {}", name_of(type_of(e.facts)), name_of(wrong)));
 }
 
-Suspects other_zero(const Evidence& e) {
+Suspects other_zero(const Clues& e) {
   switch (type_of(e.facts)) {
     case DType::fp8_e4m3fn: return read_as(e, DType::fp8_e4m3fnuz);
     case DType::fp8_e4m3fnuz: return read_as(e, DType::fp8_e4m3fn);
@@ -49,7 +49,7 @@ Suspects other_zero(const Evidence& e) {
   }
 }
 
-Suspects other_exponent(const Evidence& e) {
+Suspects other_exponent(const Clues& e) {
   switch (type_of(e.facts)) {
     case DType::fp8_e4m3fn: return read_as(e, DType::fp8_e5m2);
     case DType::fp8_e4m3fnuz: return read_as(e, DType::fp8_e5m2fnuz);
@@ -59,7 +59,7 @@ Suspects other_exponent(const Evidence& e) {
   }
 }
 
-Suspects other_half(const Evidence& e) {
+Suspects other_half(const Clues& e) {
   switch (type_of(e.facts)) {
     case DType::f16: return read_as(e, DType::bf16);
     case DType::bf16: return read_as(e, DType::f16);
@@ -67,7 +67,7 @@ Suspects other_half(const Evidence& e) {
   }
 }
 
-Suspects integers(const Evidence& e) {
+Suspects integers(const Clues& e) {
   if (!is_fp8(type_of(e.facts))) return cannot_show(not_fp8(e.facts));
   Suspects all;
   for (const bool is_signed : {false, true}) {
@@ -87,7 +87,7 @@ Suspects integers(const Evidence& e) {
 }
 
 /// Changes of single values: `wrong(value)`.
-Suspects values(const Evidence& e, const std::string& detail, const std::function<double(double)>& wrong) {
+Suspects values(const Clues& e, const std::string& detail, const std::function<double(double)>& wrong) {
   return misread(
       e,
       [type = type_of(e.facts), wrong](const void* data, std::span<const std::int64_t> at, double* to) {
@@ -119,7 +119,7 @@ double share(const Facts& f, Side side, Predicate&& counts) {
   return seen == 0 ? 0 : static_cast<double>(found) / static_cast<double>(seen);
 }
 
-Suspects flushed(const Evidence& e) {
+Suspects flushed(const Clues& e) {
   constexpr double kEnough = 0.002;
   double smallest = 0;
   switch (type_of(e.facts)) {
@@ -135,7 +135,7 @@ Suspects flushed(const Evidence& e) {
   return values(e, "subnormals", [subnormal](double v) { return subnormal(v) ? 0 : v; });
 }
 
-Suspects saturated(const Evidence& e) {
+Suspects saturated(const Clues& e) {
   static constexpr double kMost = 240;
   if (type_of(e.facts) != DType::fp8_e4m3fn)
     return cannot_show(formatted("the cache is {}, not fp8_e4m3fn", name_of(type_of(e.facts))));
@@ -145,7 +145,7 @@ Suspects saturated(const Evidence& e) {
   return values(e, "at 240", [](double v) { return std::isnan(v) ? v : std::clamp(v, -kMost, kMost); });
 }
 
-Suspects sign_lost(const Evidence& e) {
+Suspects sign_lost(const Clues& e) {
   return values(e, "sign bit masked off", [](double v) { return std::fabs(v); });
 }
 

@@ -27,7 +27,7 @@ std::array<std::int64_t, 5> strides_with(const Facts& f, Side side, std::int64_t
 }
 
 /// The strides of one side from the head_dim of the other.
-Suspects strides_of_other(const Evidence& e, Side wrong) {
+Suspects strides_of_other(const Clues& e, Side wrong) {
   const Facts& f = e.facts;
   if (f.has_equal_dims()) return cannot_show(kEqualDims);
   if (!any_cached(f)) return cannot_show(kNothingCached);
@@ -46,11 +46,11 @@ Suspects strides_of_other(const Evidence& e, Side wrong) {
       },
       formatted("rows of {} instead of {}", dims, f.dims_of(wrong)));
 }
-Suspects v_strides_of_k(const Evidence& e) { return strides_of_other(e, Side::value); }
-Suspects k_strides_of_v(const Evidence& e) { return strides_of_other(e, Side::key); }
+Suspects v_strides_of_k(const Clues& e) { return strides_of_other(e, Side::value); }
+Suspects k_strides_of_v(const Clues& e) { return strides_of_other(e, Side::key); }
 
 /// A latent row is [values, RoPE part]: V taken from its last dims instead of its first.
-Suspects v_behind_rope(const Evidence& e) {
+Suspects v_behind_rope(const Clues& e) {
   const Facts& f = e.facts;
   if (f.has_equal_dims() || !f.v_is_in_k()) return cannot_show("V is not a part of K's rows");
   if (!any_cached(f)) return cannot_show(kNothingCached);
@@ -65,7 +65,7 @@ Suspects v_behind_rope(const Evidence& e) {
       formatted("from dim {}", first));
 }
 
-Suspects scale_of_v(const Evidence& e) {
+Suspects scale_of_v(const Clues& e) {
   const Facts& f = e.facts;
   if (f.has_equal_dims()) return cannot_show(kEqualDims);
   if (f.options.softmax_scale) return cannot_show("softmax_scale is given: no default is used");
@@ -76,14 +76,14 @@ Suspects scale_of_v(const Evidence& e) {
 }
 
 /// MLA's scores without their RoPE part.
-Suspects scores_over_v(const Evidence& e) {
+Suspects scores_over_v(const Clues& e) {
   const std::int64_t cut = e.facts.v_head_dim;
   if (cut >= e.facts.head_dim) return cannot_show("V has as many dims as K, or more");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   return one([cut](Model& m) { m.dims = std::min(m.dims, cut); }, formatted("the first {} of {} dims", cut, e.facts.head_dim));
 }
 
-Suspects dims_beyond_k(const Evidence& e) {
+Suspects dims_beyond_k(const Clues& e) {
   const std::int64_t cut = e.facts.head_dim;
   if (cut >= e.facts.v_head_dim) return cannot_show("V has no more dims than K");
   return one(result_changed([cut](const Row&, RowResult& result) {
@@ -113,7 +113,7 @@ Plant rows_apart_by(const Facts* f, std::int64_t stride) {
   };
 }
 
-Suspects output_rows_of_k(const Evidence& e) {
+Suspects output_rows_of_k(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->has_equal_dims()) return cannot_show(kEqualDims);
   if (f->num_tokens * f->num_q_heads < 2) return cannot_show("one row of one head: a stride does not matter");

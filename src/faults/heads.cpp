@@ -15,14 +15,14 @@ Plant kv_head(std::function<std::int64_t(std::int64_t query_head)> map) {
   return [map = std::move(map)](Model& m) { m.kv_head = [map](const Row& r, Side) { return map(r.query_head); }; };
 }
 
-Suspects modulo(const Evidence& e) {
+Suspects modulo(const Clues& e) {
   const std::int64_t n = e.facts.num_kv_heads;
   if (n == 1) return cannot_show(kOneHead);
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   return one(kv_head([n](std::int64_t h) { return h % n; }));
 }
 
-Suspects modulo_for_one_side(const Evidence& e) {
+Suspects modulo_for_one_side(const Clues& e) {
   const std::int64_t n = e.facts.num_kv_heads;
   if (n == 1) return cannot_show(kOneHead);
   if (e.facts.group == 1) return cannot_show(kNoGroup);
@@ -36,7 +36,7 @@ Suspects modulo_for_one_side(const Evidence& e) {
   return s;
 }
 
-Suspects shifted_group(const Evidence& e) {
+Suspects shifted_group(const Clues& e) {
   const std::int64_t group = e.facts.group, last = e.facts.num_kv_heads - 1;
   if (last == 0) return cannot_show(kOneHead);
   if (is_power_of_two(group)) return cannot_show(formatted("the group of {} query heads is a power of two", group));
@@ -47,24 +47,24 @@ Suspects shifted_group(const Evidence& e) {
   return s;
 }
 
-Suspects always_zero(const Evidence& e) {
+Suspects always_zero(const Clues& e) {
   if (e.facts.num_kv_heads == 1) return cannot_show(kOneHead);
   return one(kv_head([](std::int64_t) { return 0; }));
 }
 
-Suspects next_kv_head(const Evidence& e) {
+Suspects next_kv_head(const Clues& e) {
   const std::int64_t n = e.facts.num_kv_heads, group = e.facts.group;
   if (n == 1) return cannot_show(kOneHead);
   return one(kv_head([n, group](std::int64_t h) { return (h / group + 1) % n; }));
 }
 
 /// Past the last KV head lies the next token, or the next page.
-Suspects query_head(const Evidence& e) {
+Suspects query_head(const Clues& e) {
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   return one(kv_head([](std::int64_t h) { return h; }));
 }
 
-Suspects one_per_group(const Evidence& e) {
+Suspects one_per_group(const Clues& e) {
   const std::int64_t group = e.facts.group;
   if (group == 1) return cannot_show(kNoGroup);
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);

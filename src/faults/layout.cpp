@@ -64,7 +64,7 @@ bool differs(const Facts& f, const Elements& wrong) {
   return false;
 }
 
-Suspects another_layout(const Evidence& e) {
+Suspects another_layout(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_cached(f)) return cannot_show(kNotCached);
   Suspects s;
@@ -78,7 +78,7 @@ Suspects another_layout(const Evidence& e) {
   return s;
 }
 
-Suspects wrong_x(const Evidence& e) {
+Suspects wrong_x(const Clues& e) {
   const Facts& f = e.facts;
   if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed: there is no x");
   if (!any_cached(f)) return cannot_show(kNotCached);
@@ -93,7 +93,7 @@ Suspects wrong_x(const Evidence& e) {
   return s;
 }
 
-Suspects packed_v(const Evidence& e) {
+Suspects packed_v(const Clues& e) {
   const Facts& f = e.facts;
   if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed");
   if (!any_cached(f)) return cannot_show(kNotCached);
@@ -106,7 +106,7 @@ Suspects packed_v(const Evidence& e) {
   });
 }
 
-Suspects swapped(const Evidence& e) {
+Suspects swapped(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_cached(*f)) return cannot_show(kNotCached);
   if (!f->has_equal_dims()) return cannot_show("K and V have head_dims of their own: no kernel takes one for the other");
@@ -119,7 +119,7 @@ Suspects swapped(const Evidence& e) {
 }
 
 /// Dims of one side in another order: the offset of dim i becomes that of dim `from(i)`.
-Suspects permuted(const Evidence& e, Side wrong) {
+Suspects permuted(const Clues& e, Side wrong) {
   const std::int64_t n = e.facts.dims_of(wrong);
   if (n == 1) return cannot_show("head_dim is 1");
   if (!any_cached(e.facts)) return cannot_show(kNotCached);
@@ -146,10 +146,10 @@ Suspects permuted(const Evidence& e, Side wrong) {
   add("neighbours swapped", [n](std::int64_t i) { return (i ^ 1) < n ? i ^ 1 : i; });
   return s;
 }
-Suspects k_permuted(const Evidence& e) { return permuted(e, Side::key); }
-Suspects v_permuted(const Evidence& e) { return permuted(e, Side::value); }
+Suspects k_permuted(const Clues& e) { return permuted(e, Side::key); }
+Suspects v_permuted(const Clues& e) { return permuted(e, Side::value); }
 
-Suspects query_heads(const Evidence& e) {
+Suspects query_heads(const Clues& e) {
   const Facts& f = e.facts;
   if (f.group == 1) return cannot_show("as many KV heads as query heads: the strides are the same");
   const Elements wrong = as(f.cache.layout, f.num_q_heads, f.page_size, dims_of(f), x_of(f));
@@ -157,7 +157,7 @@ Suspects query_heads(const Evidence& e) {
   return one(elements(wrong));
 }
 
-Suspects padded_dims(const Evidence& e) {
+Suspects padded_dims(const Clues& e) {
   const Facts& f = e.facts;
   const Dims padded{ceil_power_of_two(f.head_dim), ceil_power_of_two(f.v_head_dim)};
   if (padded.key == f.head_dim && padded.value == f.v_head_dim)
@@ -169,7 +169,7 @@ Suspects padded_dims(const Evidence& e) {
 }
 
 /// K and V of a page side by side in one allocation, [num_pages, 2, ...]: every page is two pages further.
-Suspects interleaved(const Evidence& e) {
+Suspects interleaved(const Clues& e) {
   const Facts& f = e.facts;
   const auto sees_other = [&](std::int64_t r) {
     const Range range = cached_range(f, r);

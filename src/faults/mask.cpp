@@ -10,25 +10,25 @@ namespace {
 
 constexpr const char* kNoChunk = "no request has more than one row, so that there is no future key to see";
 
-Suspects one_future_key(const Evidence& e) {
+Suspects one_future_key(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->max_query_len() <= 1) return cannot_show(kNoChunk);
   return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
                           [](const Row& r) { return std::min(r.q_pos + 1, r.seq_len - 1); }));
 }
 
-Suspects no_mask(const Evidence& e) {
+Suspects no_mask(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->max_query_len() <= 1) return cannot_show(kNoChunk);
   return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); }, [](const Row& r) { return r.seq_len - 1; }));
 }
 
-Suspects self_excluded(const Evidence& e) {
+Suspects self_excluded(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return one(keys_dropped([](const Row& r, std::int64_t k) { return k == r.q_pos; }));
 }
 
-Suspects top_left(const Evidence& e) {
+Suspects top_left(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) > 0; }))
     return cannot_show("no request has a context: both alignments of the mask are the same");
@@ -37,7 +37,7 @@ Suspects top_left(const Evidence& e) {
 }
 
 /// Row i sees every key that the last row of its tile of rows sees.
-Suspects by_tile(const Evidence& e) {
+Suspects by_tile(const Clues& e) {
   const Facts* f = &e.facts;
   const std::int64_t most = f->max_query_len();
   if (most <= 2) return cannot_show("no request has more than two rows: a tile of rows is all of them, or one row");
@@ -55,7 +55,7 @@ Suspects by_tile(const Evidence& e) {
 }
 
 /// Short runs of rows are draft tokens; a decode kernel gives each of them the whole sequence.
-Suspects speculative_rows(const Evidence& e) {
+Suspects speculative_rows(const Clues& e) {
   constexpr std::int64_t kMost = 16;
   const Facts* f = &e.facts;
   const auto shorter = [f](std::int64_t r) { return f->query_len(r) >= 2 && f->query_len(r) <= kMost; };
@@ -67,7 +67,7 @@ Suspects speculative_rows(const Evidence& e) {
                           [](const Row& r) { return r.query_len <= kMost ? r.seq_len - 1 : r.q_pos; }));
 }
 
-Suspects context_rounded(const Evidence& e) {
+Suspects context_rounded(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) % f->page_size != 0; }))
     return cannot_show(formatted("every context_len is a multiple of the page_size {}", f->page_size));

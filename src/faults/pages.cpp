@@ -35,13 +35,13 @@ bool differs(const Facts& f, const Table& wrong) {
   });
 }
 
-Suspects if_differs(const Evidence& e, const Table& wrong, const char* why_not, std::string detail = {}) {
+Suspects if_differs(const Clues& e, const Table& wrong, const char* why_not, std::string detail = {}) {
   if (!any_cached(e.facts)) return cannot_show(kNotCachedPages);
   if (!differs(e.facts, wrong)) return cannot_show(why_not);
   return one(table(wrong), std::move(detail));
 }
 
-Suspects neighbour_request(const Evidence& e) {
+Suspects neighbour_request(const Clues& e) {
   const Facts* f = &e.facts;
   const std::int64_t n = f->num_reqs;
   if (n < 2) return cannot_show(kOneRequest);
@@ -54,13 +54,13 @@ Suspects neighbour_request(const Evidence& e) {
   return s;
 }
 
-Suspects first_request(const Evidence& e) {
+Suspects first_request(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_reqs < 2) return cannot_show(kOneRequest);
   return if_differs(e, [f](std::int64_t, std::int64_t j) { return f->page(0, j); }, "all requests read the pages of request 0");
 }
 
-Suspects shifted(const Evidence& e) {
+Suspects shifted(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   for (const std::int64_t by : {-1, 1}) {
@@ -71,7 +71,7 @@ Suspects shifted(const Evidence& e) {
   return s;
 }
 
-Suspects first_page(const Evidence& e) {
+Suspects first_page(const Clues& e) {
   const Facts* f = &e.facts;
   return if_differs(e, [f](std::int64_t r, std::int64_t) { return f->page(r, 0); }, "every row reads the first page only");
 }
@@ -89,7 +89,7 @@ bool order_shows(const Facts& f, std::int64_t req, std::int64_t j, std::int64_t 
   return false;
 }
 
-Suspects swapped_pages(const Evidence& e) {
+Suspects swapped_pages(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   bool any = false;
@@ -111,7 +111,7 @@ Suspects swapped_pages(const Evidence& e) {
   return s;
 }
 
-Suspects reversed(const Evidence& e) {
+Suspects reversed(const Clues& e) {
   const Facts* f = &e.facts;
   const auto shows = [f](std::int64_t r) {
     const Range range = columns(*f, r);
@@ -124,7 +124,7 @@ Suspects reversed(const Evidence& e) {
   }));
 }
 
-Suspects ignored_pages(const Evidence& e) {
+Suspects ignored_pages(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_cached(*f)) return cannot_show(kNotCachedPages);
   std::vector<std::int64_t> first(Facts::at(f->num_reqs) + 1, 0);
@@ -140,7 +140,7 @@ Suspects ignored_pages(const Evidence& e) {
 }
 
 /// Rows of the table addressed as if they were as long as the longest request needs.
-Suspects row_stride(const Evidence& e) {
+Suspects row_stride(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_reqs < 2) return cannot_show(kOneRequest);
   std::int64_t needed = 1;
@@ -153,7 +153,7 @@ Suspects row_stride(const Evidence& e) {
       "every request still finds its pages", formatted("rows of {} entries instead of {}", needed, width));
 }
 
-Suspects narrow_ids(const Evidence& e) {
+Suspects narrow_ids(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   const auto add = [&](const char* type, auto narrow) {
@@ -195,7 +195,7 @@ bool size_shows(const Facts& f, std::int64_t size) {
   });
 }
 
-Suspects shift_for_size(const Evidence& e) {
+Suspects shift_for_size(const Clues& e) {
   const Facts* f = &e.facts;
   if (is_power_of_two(f->page_size)) return cannot_show(formatted("page_size {} is a power of two", f->page_size));
   Suspects s;
@@ -205,7 +205,7 @@ Suspects shift_for_size(const Evidence& e) {
   return s;
 }
 
-Suspects other_size(const Evidence& e) {
+Suspects other_size(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   std::vector<std::int64_t> sizes = {
@@ -221,7 +221,7 @@ Suspects other_size(const Evidence& e) {
   return s;
 }
 
-Suspects slots_reversed(const Evidence& e) {
+Suspects slots_reversed(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->page_size == 1) return cannot_show("a page holds one token");
   if (!any_cached(*f)) return cannot_show(kNotCachedPages);
@@ -238,7 +238,7 @@ Suspects slots_reversed(const Evidence& e) {
 }
 
 /// Suspects with the pages of K or of V rotated by one within each request.
-Suspects rotated(const Evidence& e, Side wrong) {
+Suspects rotated(const Clues& e, Side wrong) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return columns(*f, r).last >= 1; }))
     return cannot_show("no request reads two pages");
@@ -249,11 +249,11 @@ Suspects rotated(const Evidence& e, Side wrong) {
     place.page = model.table(r.req, (k / f->page_size + 1) % pages);
   }));
 }
-Suspects k_rotated(const Evidence& e) { return rotated(e, Side::key); }
-Suspects v_rotated(const Evidence& e) { return rotated(e, Side::value); }
+Suspects k_rotated(const Clues& e) { return rotated(e, Side::key); }
+Suspects v_rotated(const Clues& e) { return rotated(e, Side::value); }
 
 /// page * page_stride + ... kept in 32 bits.
-Suspects offset_32_bit(const Evidence& e) {
+Suspects offset_32_bit(const Clues& e) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   const Facts* f = &e.facts;
   const auto page_far = [&](Side side) {

@@ -17,39 +17,39 @@ constexpr const char* kAllCausal = "every request is causal";
 constexpr const char* kShaped = "the mask has a chunk, a prefix, spans or a tree";
 
 /// The mask from other ends: keys first(row) to last(row), as far as they exist.
-Suspects other_keys(const Evidence& e, std::function<std::int64_t(const Row&)> first,
-                    std::function<std::int64_t(const Row&)> last, const char* why_not = kSameKeys) {
+Suspects other_keys(const Clues& e, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last,
+                    const char* why_not = kSameKeys) {
   if (e.facts.has_shapes) return cannot_show(kShaped);
   const auto existing = [last = std::move(last)](const Row& r) { return std::min(last(r), r.seq_len - 1); };
   return if_it_changes_a_row(e.facts, keys_between(first, existing), why_not);
 }
 /// The mask from another end: keys from the first one that the window leaves to last(row).
-Suspects other_last_key(const Evidence& e, std::function<std::int64_t(const Row&)> last, const char* why_not = kSameKeys) {
+Suspects other_last_key(const Clues& e, std::function<std::int64_t(const Row&)> last, const char* why_not = kSameKeys) {
   return other_keys(e, [f = &e.facts](const Row& r) { return f->first_key(r.q_pos); }, std::move(last), why_not);
 }
 
 // --- causal -------------------------------------------------------------------------------------------------------------
 
 /// The flag of request `of(r)` for the rows of r.
-Suspects flag(const Evidence& e, std::function<bool(const Row&)> of) {
+Suspects flag(const Clues& e, std::function<bool(const Row&)> of) {
   const Facts* f = &e.facts;
   if (!any_non_causal(*f)) return cannot_show(kAllCausal);
   return rows_only_if_changed(*f, [of = std::move(of)](Row& r) { r.causal = of(r); });
 }
 
-Suspects flag_ignored(const Evidence& e) {
+Suspects flag_ignored(const Clues& e) {
   return flag(e, [](const Row&) { return true; });
 }
-Suspects flag_never(const Evidence& e) {
+Suspects flag_never(const Clues& e) {
   return flag(e, [](const Row&) { return false; });
 }
-Suspects flag_inverted(const Evidence& e) {
+Suspects flag_inverted(const Clues& e) {
   return flag(e, [](const Row& r) { return !r.causal; });
 }
-Suspects flag_of_first(const Evidence& e) {
+Suspects flag_of_first(const Clues& e) {
   return flag(e, [f = &e.facts](const Row&) { return static_cast<bool>(f->causal[0]); });
 }
-Suspects flag_of_next(const Evidence& e) {
+Suspects flag_of_next(const Clues& e) {
   return flag(e, [f = &e.facts](const Row& r) { return static_cast<bool>(f->causal[Facts::at((r.req + 1) % f->num_reqs)]); });
 }
 
@@ -62,13 +62,13 @@ constexpr const char* kNoKeyBegin = "key_begin is absent, or 0 for every request
 
 std::int64_t key_begin(const Facts& f, const Row& r) { return f.key_begin[Facts::at(r.req)]; }
 
-Suspects causal_without_key_begin(const Evidence& e) {
+Suspects causal_without_key_begin(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_key_begin(*f)) return cannot_show(kNoKeyBegin);
   return other_last_key(e, [f](const Row& r) { return f->last_key(r.q_pos + key_begin(*f, r), r.causal); });
 }
 
-Suspects window_without_key_begin(const Evidence& e) {
+Suspects window_without_key_begin(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_key_begin(*f) || !f->windowed()) return cannot_show(f->windowed() ? kNoKeyBegin : "no sliding window is set");
   return other_keys(
@@ -77,7 +77,7 @@ Suspects window_without_key_begin(const Evidence& e) {
 }
 
 /// A distance that is wrong by the same for every key shows beside a sink, or in an lse.
-Suspects alibi_without_key_begin(const Evidence& e) {
+Suspects alibi_without_key_begin(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_key_begin(*f)) return cannot_show(kNoKeyBegin);
   if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
@@ -95,33 +95,33 @@ Suspects alibi_without_key_begin(const Evidence& e) {
 
 // --- q_begin ------------------------------------------------------------------------------------------------------------
 
-Suspects moved_rows(const Evidence& e, std::function<std::int64_t(const Row&)> by) {
+Suspects moved_rows(const Clues& e, std::function<std::int64_t(const Row&)> by) {
   const Facts* f = &e.facts;
   if (f->causal_at_end() && !f->batch.q_begin.present()) return cannot_show("rows stand at the end of their keys");
   return rows_only_if_changed(*f, [by = std::move(by)](Row& r) { r.q_pos += by(r); });
 }
 
-Suspects q_begin_ignored(const Evidence& e) {
+Suspects q_begin_ignored(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->batch.q_begin.present()) return cannot_show("q_begin is absent");
   return moved_rows(e, [f](const Row& r) { return r.context_len() - f->first_position(r.req); });
 }
-Suspects q_begin_one_early(const Evidence& e) {
+Suspects q_begin_one_early(const Clues& e) {
   if (!e.facts.batch.q_begin.present()) return cannot_show("q_begin is absent");
   return moved_rows(e, [](const Row&) { return std::int64_t{-1}; });
 }
-Suspects q_begin_one_late(const Evidence& e) {
+Suspects q_begin_one_late(const Clues& e) {
   if (!e.facts.batch.q_begin.present()) return cannot_show("q_begin is absent");
   return moved_rows(e, [](const Row&) { return std::int64_t{1}; });
 }
 
 /// FlashAttention 2.0 and others align a mask that is not square with the first key.
-Suspects rows_at_first_key(const Evidence& e) {
+Suspects rows_at_first_key(const Clues& e) {
   const Facts* f = &e.facts;
   return moved_rows(e, [f](const Row& r) { return -f->first_position(r.req); });
 }
 
-Suspects q_begin_as_int32(const Evidence& e) {
+Suspects q_begin_as_int32(const Clues& e) {
   const Facts* f = &e.facts;
   const Tensor& t = f->batch.q_begin;
   if (!t.present() || t.dtype != DType::i64 || t.stride[0] != 1)
@@ -136,28 +136,28 @@ Suspects q_begin_as_int32(const Evidence& e) {
 
 // --- windows ------------------------------------------------------------------------------------------------------------
 
-Suspects right_window(const Evidence& e, std::int64_t by) {
+Suspects right_window(const Clues& e, std::int64_t by) {
   const Facts* f = &e.facts;
   if (!f->options.window_right) return cannot_show("window_right is absent");
   if (*f->options.window_right + by < 0) return cannot_show("window_right is 0: there is no smaller one");
   return other_last_key(e, [f, by](const Row& r) { return f->last_key(r.q_pos, r.causal) + (r.causal ? 0 : by); });
 }
-Suspects right_window_long(const Evidence& e) { return right_window(e, 1); }
-Suspects right_window_short(const Evidence& e) { return right_window(e, -1); }
+Suspects right_window_long(const Clues& e) { return right_window(e, 1); }
+Suspects right_window_short(const Clues& e) { return right_window(e, -1); }
 
-Suspects right_window_ignored(const Evidence& e) {
+Suspects right_window_ignored(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.window_right) return cannot_show("window_right is absent");
   return other_last_key(e, [](const Row& r) { return r.causal ? r.q_pos : r.seq_len - 1; });
 }
 
-Suspects right_window_of_causal(const Evidence& e) {
+Suspects right_window_of_causal(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.window_right) return cannot_show("window_right is absent");
   return other_last_key(e, [f](const Row& r) { return f->last_key(r.q_pos, false); }, "no causal request has later keys");
 }
 
-Suspects left_window_of_causal_only(const Evidence& e) {
+Suspects left_window_of_causal_only(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->windowed()) return cannot_show("no sliding window is set");
   if (!any_non_causal(*f)) return cannot_show(kAllCausal);
@@ -168,7 +168,7 @@ Suspects left_window_of_causal_only(const Evidence& e) {
 
 // --- keys ---------------------------------------------------------------------------------------------------------------
 
-Suspects as_many_keys_as_rows(const Evidence& e) {
+Suspects as_many_keys_as_rows(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_non_causal(*f)) return cannot_show(kAllCausal);
   return other_last_key(
@@ -180,7 +180,7 @@ Suspects as_many_keys_as_rows(const Evidence& e) {
       "no request that is not causal has more keys than rows");
 }
 
-Suspects alibi_symmetric(const Evidence& e) {
+Suspects alibi_symmetric(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
   if (f->has_shapes) return cannot_show(kShaped);
@@ -197,7 +197,7 @@ Suspects alibi_symmetric(const Evidence& e) {
 }
 
 /// Faults in the result of a row that sees no key and has no sink.
-Suspects of_rows_without_keys(const Evidence& e, std::function<void(RowResult&)> change) {
+Suspects of_rows_without_keys(const Clues& e, std::function<void(RowResult&)> change) {
   const Facts* f = &e.facts;
   if (f->options.sinks.present()) return cannot_show("there are sinks: no row has an empty softmax");
   if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) { return f->num_visible(r, q_pos) == 0; }))
@@ -207,18 +207,18 @@ Suspects of_rows_without_keys(const Evidence& e, std::function<void(RowResult&)>
   }));
 }
 
-Suspects no_key_is_nan(const Evidence& e) {
+Suspects no_key_is_nan(const Clues& e) {
   return of_rows_without_keys(e, [](RowResult& r) { std::fill(r.out.begin(), r.out.end(), kNaN); });
 }
-Suspects no_key_is_not_written(const Evidence& e) {
+Suspects no_key_is_not_written(const Clues& e) {
   return of_rows_without_keys(e, [](RowResult& r) { r.written = false; });
 }
-Suspects empty_lse(const Evidence& e, double lse) {
+Suspects empty_lse(const Clues& e, double lse) {
   if (!e.facts.batch.lse.present()) return cannot_show("lse is absent");
   return of_rows_without_keys(e, [lse](RowResult& r) { r.lse = lse; });
 }
-Suspects no_key_lse_is_zero(const Evidence& e) { return empty_lse(e, 0); }
-Suspects no_key_lse_is_infinite(const Evidence& e) { return empty_lse(e, -kNegInf); }
+Suspects no_key_lse_is_zero(const Clues& e) { return empty_lse(e, 0); }
+Suspects no_key_lse_is_infinite(const Clues& e) { return empty_lse(e, -kNegInf); }
 
 }  // namespace
 

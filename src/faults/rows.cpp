@@ -17,12 +17,12 @@ Suspect skips(std::string detail, Skip skip) { return {std::move(detail), never_
 
 std::int64_t row_in_request(const Row& r) { return r.token - r.first_token; }
 
-Suspects nothing_written(const Evidence& e) {
+Suspects nothing_written(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return rows_only(never_writes([](const Row&) { return true; }));
 }
 
-Suspects last_row(const Evidence& e) {
+Suspects last_row(const Clues& e) {
   const std::int64_t last = e.facts.num_tokens - 1;
   if (last < 1) return cannot_show("the batch has fewer than two rows");
   return rows_only(never_writes([last](const Row& r) { return r.token == last; }), formatted("row {}", last));
@@ -32,19 +32,19 @@ bool has_decode_rows(const Facts& f) {
   return any_request(f, [&f](std::int64_t r) { return f.query_len(r) == 1; });
 }
 
-Suspects decode_rows(const Evidence& e) {
+Suspects decode_rows(const Clues& e) {
   if (!has_decode_rows(e.facts)) return cannot_show("no request has query_len 1");
   if (e.facts.max_query_len() <= 1) return cannot_show("every request has query_len 1: this is output_not_written here");
   return rows_only(never_writes([](const Row& r) { return r.query_len == 1; }));
 }
 
-Suspects prefill_rows(const Evidence& e) {
+Suspects prefill_rows(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has query_len > 1");
   if (!has_decode_rows(e.facts)) return cannot_show("every request has query_len > 1: this is output_not_written here");
   return rows_only(never_writes([](const Row& r) { return r.query_len > 1; }));
 }
 
-Suspects request(const Evidence& e) {
+Suspects request(const Clues& e) {
   std::vector<std::int64_t> order = requests_to_try(e);
   if (order.size() < 2) return cannot_show("fewer than two requests have rows");
   // Planted: not the last one, which last_row_not_written could explain.
@@ -56,7 +56,7 @@ Suspects request(const Evidence& e) {
   return s;
 }
 
-Suspects past_max_query_len(const Evidence& e) {
+Suspects past_max_query_len(const Clues& e) {
   const std::int64_t most = e.facts.max_query_len();
   if (most <= 1) return cannot_show("no request has more than one row");
   std::vector<std::int64_t> caps;
@@ -74,7 +74,7 @@ Suspects past_max_query_len(const Evidence& e) {
 }
 
 /// Suspects of a grid of query_len / tile programs: no program computes the last, partial tile.
-Suspects partial_tile(const Evidence& e) {
+Suspects partial_tile(const Clues& e) {
   Suspects s;
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {
     const auto cut = [&](std::int64_t r) { return e.facts.query_len(r) > tile && e.facts.query_len(r) % tile != 0; };
@@ -86,7 +86,7 @@ Suspects partial_tile(const Evidence& e) {
   return s;
 }
 
-Suspects heads_past_cap(const Evidence& e) {
+Suspects heads_past_cap(const Clues& e) {
   const std::int64_t n = e.facts.num_q_heads;
   if (n == 1) return cannot_show("there is one query head");
   std::vector<std::int64_t> caps;
@@ -100,7 +100,7 @@ Suspects heads_past_cap(const Evidence& e) {
 }
 
 /// A decode kernel that skips query_len > 1 only: a request without rows is served at query_start_loc[r], its neighbour's row.
-Suspects empty_request(const Evidence& e) {
+Suspects empty_request(const Clues& e) {
   const Facts* f = &e.facts;
   std::vector<std::int64_t> owner(Facts::at(f->num_tokens), -1);
   bool any = false;
@@ -128,7 +128,7 @@ void take_row(Model& m, std::function<RowHead(std::int64_t token, std::int64_t h
   };
 }
 
-Suspects shifted_rows(const Evidence& e) {
+Suspects shifted_rows(const Clues& e) {
   const std::int64_t n = e.facts.num_tokens;
   if (n < 2) return cannot_show("the batch has fewer than two rows");
   Suspects s;
@@ -142,7 +142,7 @@ Suspects shifted_rows(const Evidence& e) {
 }
 
 /// Rows in the order of requests `order`.
-Suspects reordered(const Evidence& e) {
+Suspects reordered(const Clues& e) {
   const Facts& f = e.facts;
   std::vector<std::int64_t> batch;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
@@ -172,14 +172,14 @@ Suspects reordered(const Evidence& e) {
   return s;
 }
 
-Suspects neighbour_head(const Evidence& e) {
+Suspects neighbour_head(const Clues& e) {
   const std::int64_t n = e.facts.num_q_heads;
   if (n < 2) return cannot_show("there is one query head");
   return rows_only(
       [n](Model& m) { take_row(m, [n](std::int64_t t, std::int64_t h) { return RowHead{t, (h ^ 1) < n ? h ^ 1 : h}; }); });
 }
 
-Suspects transposed(const Evidence& e) {
+Suspects transposed(const Clues& e) {
   const std::int64_t heads = e.facts.num_q_heads, tokens = e.facts.num_tokens;
   if (heads < 2 || tokens < 2) return cannot_show("one head or one row: both orders are the same");
   return rows_only([heads, tokens](Model& m) {
@@ -190,7 +190,7 @@ Suspects transposed(const Evidence& e) {
   });
 }
 
-Suspects repeated_last_row(const Evidence& e) {
+Suspects repeated_last_row(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has more than one row");
   return rows_only([](Model& m) {
     m.row = [before = m.row](std::int64_t token, std::int64_t head) {
@@ -202,7 +202,7 @@ Suspects repeated_last_row(const Evidence& e) {
   });
 }
 
-Suspects neighbour_query(const Evidence& e) {
+Suspects neighbour_query(const Clues& e) {
   const std::int64_t last = e.facts.num_tokens - 1;
   if (last < 1) return cannot_show("the batch has fewer than two rows");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
@@ -214,14 +214,14 @@ Suspects neighbour_query(const Evidence& e) {
   return s;
 }
 
-Suspects first_query_of_request(const Evidence& e) {
+Suspects first_query_of_request(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has more than one row");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   return rows_only(row_changed([](Row& r) { r.query_token = r.first_token; }));
 }
 
 /// Suspects of a kernel that assumes one query row per sequence: row r belongs to request r.
-Suspects request_index(const Evidence& e) {
+Suspects request_index(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens == f->num_reqs && f->max_query_len() <= 1) return cannot_show("row r is the one row of request r");
   return rows_only(row_changed([f](Row& r) {
@@ -233,12 +233,12 @@ Suspects request_index(const Evidence& e) {
   }));
 }
 
-Suspects zero(const Evidence& e) {
+Suspects zero(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return one(result_changed([](const Row&, RowResult& result) { std::fill(result.out.begin(), result.out.end(), 0.0); }));
 }
 
-Suspects zero_tail_dims(const Evidence& e) {
+Suspects zero_tail_dims(const Clues& e) {
   const std::int64_t dims = e.facts.v_head_dim;
   if (dims == 1) return cannot_show("head_dim is 1");
   Suspects s;

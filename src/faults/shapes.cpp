@@ -10,12 +10,12 @@
 namespace quire::faults_detail {
 namespace {
 
-using Find = std::function<Suspects(const Evidence&)>;
+using Find = std::function<Suspects(const Clues&)>;
 using Change = std::function<void(const Facts*, Shapes&)>;
 
 /// A kernel that believes in other shapes, where the batch has a shape of this kind.
 Find of(bool (*has)(const Facts&), const char* why_not, Change change) {
-  return [has, why_not, change = std::move(change)](const Evidence& e) {
+  return [has, why_not, change = std::move(change)](const Clues& e) {
     const Facts* f = &e.facts;
     if (!has(*f)) return cannot_show(why_not);
     Shapes shapes = shapes_of(*f);

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kNone = "there are no sinks";
 
 /// The sink as `wrong(row, true sink)`.
-Suspects sink(const Evidence& e, std::function<double(const Row&, double)> wrong) {
+Suspects sink(const Clues& e, std::function<double(const Row&, double)> wrong) {
   const Facts& f = e.facts;
   if (!f.options.sinks.present()) return cannot_show(kNone);
   const Model truth(f);
@@ -28,12 +28,12 @@ Suspects sink(const Evidence& e, std::function<double(const Row&, double)> wrong
       [wrong = std::move(wrong)](Model& m) { m.sink = [wrong, before = m.sink](const Row& r) { return wrong(r, before(r)); }; });
 }
 
-Suspects sink_dropped(const Evidence& e) {
+Suspects sink_dropped(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show(kNone);
   return one([](Model& m) { m.sink = [](const Row&) { return kNegInf; }; });
 }
 
-Suspects in_numerator(const Evidence& e) {
+Suspects in_numerator(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show(kNone);
   return one([](Model& m) {
     m.finish = [sink = m.sink, before = m.finish](const Row& r, RowResult& result) {
@@ -44,12 +44,12 @@ Suspects in_numerator(const Evidence& e) {
   });
 }
 
-Suspects scaled(const Evidence& e) {
+Suspects scaled(const Clues& e) {
   const double scale = Model(e.facts).softmax_scale(Row{});
   return sink(e, [scale](const Row&, double s) { return scale * s; });
 }
 
-Suspects other_base(const Evidence& e) {
+Suspects other_base(const Clues& e) {
   Suspects s = sink(e, [](const Row&, double value) { return value * std::log(2.0); });
   if (s.list.empty()) return s;
   s.list.front().detail = "sink * ln(2)";
@@ -58,27 +58,27 @@ Suspects other_base(const Evidence& e) {
   return s;
 }
 
-Suspects capped(const Evidence& e) {
+Suspects capped(const Clues& e) {
   if (!e.facts.options.logits_soft_cap) return cannot_show(e.facts.options.sinks.present() ? "no soft cap is set" : kNone);
   const double cap = *e.facts.options.logits_soft_cap;
   return sink(e, [cap](const Row&, double s) { return cap * std::tanh(s / cap); });
 }
 
-Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_t)>& of) {
+Suspects of_head(const Clues& e, const std::function<std::int64_t(std::int64_t)>& of) {
   return sink(e, [of, truth = Model(e.facts).sink](const Row& r, double) {
     Row other = r;
     other.query_head = of(r.query_head);
     return truth(other);
   });
 }
-Suspects sink_of_kv_head(const Evidence& e) {
+Suspects sink_of_kv_head(const Clues& e) {
   return of_head(e, [group = e.facts.group](std::int64_t h) { return h / group; });
 }
-Suspects sink_of_next_head(const Evidence& e) {
+Suspects sink_of_next_head(const Clues& e) {
   return of_head(e, [n = e.facts.num_q_heads](std::int64_t h) { return (h + 1) % n; });
 }
 
-Suspects decode_only(const Evidence& e) {
+Suspects decode_only(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.options.sinks.present()) return cannot_show(kNone);
   if (f.max_query_len() <= 1) return cannot_show("no request has more than one row");

@@ -18,7 +18,7 @@ bool spans(const Facts& f, std::int64_t size) {
 
 /// `make(size)` for every size that cuts a row's keys.
 template <typename Make>
-Suspects for_sizes(const Evidence& e, Make&& make) {
+Suspects for_sizes(const Clues& e, Make&& make) {
   Suspects s;
   for (const std::int64_t size : kSizes)
     if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size)});
@@ -32,14 +32,14 @@ Plant drop_split(std::function<bool(const Row&, std::int64_t split)> drop, std::
   return keys_dropped([drop, size](const Row& r, std::int64_t k) { return r.seq_len > size && drop(r, k / size); });
 }
 
-Suspects last_dropped(const Evidence& e) {
+Suspects last_dropped(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return drop_split([size](const Row& r, std::int64_t split) { return split == last_split(r, size); }, size);
   });
 }
 
 /// Suspects that drop any other split: size x index.
-Suspects other_dropped(const Evidence& e) {
+Suspects other_dropped(const Clues& e) {
   const Facts& f = e.facts;
   Suspects s;
   for (const std::int64_t size : kSizes)
@@ -58,7 +58,7 @@ Suspects other_dropped(const Evidence& e) {
   return s;
 }
 
-Suspects counted_twice(const Evidence& e) {
+Suspects counted_twice(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return keys_changed([size](const Row& r, std::vector<Key>& keys) {
       for (Key& key : keys)
@@ -115,7 +115,7 @@ Plant merged(std::int64_t size, Merge merge) {
   };
 }
 
-Suspects averaged(const Evidence& e) {
+Suspects averaged(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       return std::vector<double>(lse.size(), 1.0 / static_cast<double>(lse.size()));
@@ -123,7 +123,7 @@ Suspects averaged(const Evidence& e) {
   });
 }
 
-Suspects swapped_split(const Evidence& e) {
+Suspects swapped_split(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       std::vector<double> share = shares(lse);
@@ -133,7 +133,7 @@ Suspects swapped_split(const Evidence& e) {
   });
 }
 
-Suspects overwritten(const Evidence& e) {
+Suspects overwritten(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       std::vector<double> share(lse.size(), 0.0);
@@ -143,7 +143,7 @@ Suspects overwritten(const Evidence& e) {
   });
 }
 
-Suspects wrong_base(const Evidence& e) {
+Suspects wrong_base(const Clues& e) {
   Suspects all;
   for (const double factor : {1 / std::log(2.0), std::log(2.0)}) {
     const char* which = factor > 1 ? "base-2 lse merged by exp" : "natural lse merged by exp2";
@@ -157,7 +157,7 @@ Suspects wrong_base(const Evidence& e) {
   return all;
 }
 
-Suspects sink_in_each(const Evidence& e) {
+Suspects sink_in_each(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show("there are no sinks");
   const Facts* f = &e.facts;
   return for_sizes(e, [f](std::int64_t size) {
@@ -171,7 +171,7 @@ Suspects sink_in_each(const Evidence& e) {
 }
 
 /// An empty split divides 0 by 0, and its weight of 0 does not help.
-Suspects empty_is_nan(const Evidence& e) {
+Suspects empty_is_nan(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   for (const std::int64_t size : kSizes) {
@@ -214,7 +214,7 @@ Plant suffix_stride(const Facts* f, std::int64_t stride) {
   };
 }
 
-Suspects merge_stride(const Evidence& e) {
+Suspects merge_stride(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens * f->num_q_heads < 2) return cannot_show("one row of one head: a stride does not matter");
   if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {

@@ -20,7 +20,7 @@ bool some_length(const Facts& f, const std::function<bool(std::int64_t seq_len)>
   return any_request(f, [&](std::int64_t r) { return holds(f.seq_lens[Facts::at(r)]); });
 }
 
-Suspects last_keys(const Evidence& e) {
+Suspects last_keys(const Clues& e) {
   const std::int64_t most = longest(e.facts);
   if (most < 2) return cannot_show(e.facts.num_tokens == 0 ? kNoRows : "every sequence has one token");
   std::vector<std::int64_t> counts = {2, 1, 3, 4, 5, 6, 7};
@@ -34,20 +34,20 @@ Suspects last_keys(const Evidence& e) {
   return s;
 }
 
-Suspects first_key(const Evidence& e) {
+Suspects first_key(const Clues& e) {
   if (!any_request(e.facts, [&](std::int64_t r) { return first_seen(e.facts, r) == 0; }))
     return cannot_show(e.facts.num_tokens == 0 ? kNoRows : "the window hides position 0 from every row");
   return one(without([](const Row&, std::int64_t k) { return k == 0; }));
 }
 
-Suspects partial_page(const Evidence& e) {
+Suspects partial_page(const Clues& e) {
   const std::int64_t page = e.facts.page_size;
   if (!some_length(e.facts, [page](std::int64_t n) { return n % page != 0; }))
     return cannot_show(formatted("every seq_len is a multiple of the page_size {}", page));
   return one(without([page](const Row& r, std::int64_t k) { return k >= r.seq_len / page * page; }));
 }
 
-Suspects partial_context_page(const Evidence& e) {
+Suspects partial_context_page(const Clues& e) {
   const Facts& f = e.facts;
   const std::int64_t page = f.page_size;
   const auto cut = [&](std::int64_t r) { return f.context_len(r) % page != 0 && first_seen(f, r) < f.context_len(r); };
@@ -56,7 +56,7 @@ Suspects partial_context_page(const Evidence& e) {
 }
 
 /// A loop over seq_len / tile tiles of keys.
-Suspects partial_tile_tokens(const Evidence& e) {
+Suspects partial_tile_tokens(const Clues& e) {
   Suspects s;
   for (const std::int64_t tile : {32, 16, 8, 4, 64, 128}) {
     if (tile == e.facts.page_size) continue;
@@ -68,7 +68,7 @@ Suspects partial_tile_tokens(const Evidence& e) {
   return s;
 }
 
-Suspects max_seq_len(const Evidence& e) {
+Suspects max_seq_len(const Clues& e) {
   const std::int64_t most = longest(e.facts);
   if (most < 2) return cannot_show(e.facts.num_tokens == 0 ? kNoRows : "every sequence has one token");
   Suspects s;
@@ -78,7 +78,7 @@ Suspects max_seq_len(const Evidence& e) {
   return s;
 }
 
-Suspects every_second(const Evidence& e) {
+Suspects every_second(const Clues& e) {
   if (longest(e.facts) < 2) return cannot_show(e.facts.num_tokens == 0 ? kNoRows : "every sequence has one token");
   Suspects s;
   for (const std::int64_t odd : {1, 0})
@@ -87,7 +87,7 @@ Suspects every_second(const Evidence& e) {
   return s;
 }
 
-Suspects slot_of_page(const Evidence& e) {
+Suspects slot_of_page(const Clues& e) {
   const Facts& f = e.facts;
   const std::int64_t page = f.page_size;
   if (page == 1) return cannot_show("a page holds one token");
@@ -115,7 +115,7 @@ bool has_tail(const Facts& f) {
   });
 }
 
-Suspects tail_read(const Evidence& e) {
+Suspects tail_read(const Clues& e) {
   const Facts* f = &e.facts;
   if (!has_tail(*f)) return cannot_show("no cached sequence ends inside a page");
   Suspects s;
@@ -143,7 +143,7 @@ bool non_finite(const Facts& f, std::int64_t req, std::int64_t first, std::int64
   return false;
 }
 
-Suspects tail_multiplied(const Evidence& e) {
+Suspects tail_multiplied(const Clues& e) {
   const Facts* f = &e.facts;
   if (!has_tail(*f)) return cannot_show("no cached sequence ends inside a page");
   const auto shows = [f](std::int64_t r) {
@@ -158,7 +158,7 @@ Suspects tail_multiplied(const Evidence& e) {
   }));
 }
 
-Suspects left_of_window_multiplied(const Evidence& e) {
+Suspects left_of_window_multiplied(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->windowed()) return cannot_show("no sliding window is set");
   const auto shows = [f](std::int64_t r) {
@@ -174,12 +174,12 @@ Suspects left_of_window_multiplied(const Evidence& e) {
   });
 }
 
-Suspects ignores_new(const Evidence& e) {
+Suspects ignores_new(const Clues& e) {
   if (!any_new_row(e.facts)) return cannot_show("every key comes from the cache");
   return one(without([](const Row& r, std::int64_t k) { return k >= r.cached_len && k < r.seq_len; }));
 }
 
-Suspects counts_new_twice(const Evidence& e) {
+Suspects counts_new_twice(const Clues& e) {
   const Facts& f = e.facts;
   const bool sees_context = any_request(f, [&](std::int64_t r) { return first_seen(f, r) < f.context_len(r); });
   if (!sees_context && !f.options.sinks.present())
