@@ -50,10 +50,7 @@ Cascade plan_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions
   check_num_threads(num_threads);
   const BatchForCall call = batch.to_read(cache);
   quire::CascadeSettings settings;
-  settings.plan = {.kernel = kernel.value_or(""),
-                   .batch_invariant = batch_invariant,
-                   .exact_weights = exact_weights,
-                   .num_threads = threads_of_plan(num_threads, call.views)};
+  settings.plan = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, call.views);
   settings.find = runs.is_none();
   if (!settings.find) settings.runs = runs_of(runs);
   settings.always = always;

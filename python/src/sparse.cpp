@@ -65,12 +65,9 @@ Sparse plan_sparse(const PyBatch& batch, const PyCache& cache, const PyOptions* 
   check_num_threads(num_threads);
   const BatchForCall call = batch.to_read(cache);
   quire::SparseSettings settings;
-  settings.plan = {.kernel = kernel.value_or(""),
-                   .batch_invariant = batch_invariant,
-                   .exact_weights = exact_weights,
-                   .num_threads = threads_of_plan(num_threads, call.views),
-                   .max_query_len = max_query_len,
-                   .max_seq_len = max_keys};
+  settings.plan = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, call.views);
+  settings.plan.max_query_len = max_query_len;
+  settings.plan.max_seq_len = max_keys;
   settings.empty_lists = empty_lists;
   const KeyLists& l = checked(lists, batch);
   const quire::KVCache& c = cache.checked();
