@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See turns.h.
+// See lane.h.
 #include "bench/lane.h"
 
 #include <algorithm>

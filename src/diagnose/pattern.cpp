@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "diagnose/pattern_conditions.h"
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_search.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 

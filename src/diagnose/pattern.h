@@ -2,7 +2,7 @@
 // Patterns: the shortest rules over the batch's attributes that select the wrong cells. A cell is a (token, head).
 //
 // A rule is a conjunction: at most two conditions on the row, two on the head, one on the dims. Each condition has a price in
-// bits (pattern_price.h), each exception one by its surprise; the cheapest description wins. Two faults in different scopes give
+// bits (pattern_search.h), each exception one by its surprise; the cheapest description wins. Two faults in different scopes give
 // two rules.
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_search.h"
 
 namespace quire::diagnose_detail {
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "diagnose/pattern_conditions.h"
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_search.h"
 
 namespace quire::diagnose_detail {
 namespace {

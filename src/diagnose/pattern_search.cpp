@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conjunctions grow condition by condition in a small beam; sets that one conjunction does not cover are covered one after the
 // other.
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_search.h"
 
 #include <algorithm>
 #include <cstring>
