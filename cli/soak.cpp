@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quire verify --soak: fresh random batches for every kernel named, until time is up or the user presses Ctrl-C.
 #include <csignal>
-#include <memory>
 
 #include "command_line.h"
 #include "commands.h"

@@ -13,32 +13,22 @@ import argparse
 import datetime
 import json
 import platform
-import statistics
 import sys
 import time
 from pathlib import Path
 
 import quire
+from replays import LAYERS, medians, replayed
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 # Requests, tokens in common, own tokens.
 CPU_CASES = [(16, 4096, 128), (16, 1024, 128), (4, 4096, 128), (16, 0, 512)]
 GPU_CASES = [(256, 8192, 512), (64, 8192, 512), (256, 2048, 512), (16, 8192, 512), (16, 1024, 512), (64, 0, 4096)]
-LAYERS = 8
 
 
 def line_of(requests, common, own):
     share = f" share={common // PAGE}" if common else ""
     return f"q=bf16 heads={HEADS}:{KV_HEADS} d={DIM} page={PAGE} reqs={requests}x1@{common + own - 1}{share}"
-
-
-def medians(ways, rounds):
-    """Seconds of each way, which take turns."""
-    times = [[] for _ in ways]
-    for _ in range(rounds):
-        for seconds, way in zip(times, ways):
-            seconds.append(way())
-    return [statistics.median(seconds) for seconds in times]
 
 
 def seconds_of(call):
@@ -89,25 +79,7 @@ class OnGpu:
         return self.torch.empty(count, dtype=self.torch.uint8, device="cuda")
 
     def replayed(self, layer):
-        """A function that returns the seconds of one layer in a graph of LAYERS."""
-        torch = self.torch
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(LAYERS):
-                layer(self.caches[i % 2])
-
-        def run():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) / 1e3 / LAYERS
-
-        run.kept = layer  # and with it what the graph writes to
-        run()
-        return run
+        return replayed(lambda i: layer(self.caches[i]))
 
     def plain(self, batch, options=None, most_rows=1, longest=None):
         plan = quire.plan(batch, self.caches[0], options, max_query_len=most_rows, max_seq_len=longest or self.common + self.own)

@@ -11,44 +11,13 @@ them stands the portable kernel's time. Some rows of each output are compared wi
 import argparse
 import datetime
 import json
-import statistics
 import sys
 from pathlib import Path
 
 import torch
 
 import quire
-
-LAYERS = 8
-
-
-def replayed(layer):
-    """A function that returns the seconds of one layer in a graph of LAYERS."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(LAYERS):
-            layer(i % 2)
-
-    def run():
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / LAYERS
-
-    run.kept = layer
-    run()
-    return run
-
-
-def medians(ways, rounds=9):
-    times = [[] for _ in ways]
-    for _ in range(rounds):
-        for seconds, way in zip(times, ways):
-            seconds.append(way())
-    return [statistics.median(seconds) for seconds in times]
+from replays import medians, replayed
 
 
 def room(count):

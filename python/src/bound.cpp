@@ -256,10 +256,8 @@ class CallCache {
 
   static std::shared_ptr<const BoundAttend> make(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
                                                  std::int64_t max_query_len, std::int64_t max_seq_len) {
-    const bool on_gpu = b.query.memory != Memory::cpu;
-    Plan plan = unwrap(quire::plan(
-        b, c, o,
-        {.num_threads = on_gpu ? 0 : current_threads().chosen, .max_query_len = max_query_len, .max_seq_len = max_seq_len}));
+    Plan plan = unwrap(
+        quire::plan(b, c, o, {.num_threads = threads_of_plan(0, b), .max_query_len = max_query_len, .max_seq_len = max_seq_len}));
     return std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(std::move(plan), b, c, o)));
   }
 
@@ -471,9 +469,8 @@ void bind_bound(nb::module_& m) {
       [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace) {
         if (plan != nullptr) return std::make_unique<PyBoundCall>(batch, cache, options, *plan, workspace);
         const BatchForCall call = batch.to_read(cache);
-        const bool on_gpu = call.views.query.memory != Memory::cpu;
         const Plan made = unwrap(quire::plan(call.views, cache.checked(), options_or_default(options),
-                                             {.num_threads = on_gpu ? 0 : current_threads().chosen}));
+                                             {.num_threads = threads_of_plan(0, call.views)}));
         return std::make_unique<PyBoundCall>(batch, cache, options, made, workspace);
       },
       nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),

@@ -49,12 +49,8 @@ Cascade plan_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions
                      const std::optional<std::string>& partials) {
   check_num_threads(num_threads);
   const BatchForCall call = batch.to_read(cache);
-  const bool on_gpu = call.views.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
   quire::CascadeSettings settings;
-  settings.plan = {.kernel = kernel.value_or(""),
-                   .batch_invariant = batch_invariant,
-                   .exact_weights = exact_weights,
-                   .num_threads = num_threads > 0 || on_gpu ? num_threads : current_threads().chosen};
+  settings.plan = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, call.views);
   settings.find = runs.is_none();
   if (!settings.find) settings.runs = runs_of(runs);
   settings.always = always;

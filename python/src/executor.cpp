@@ -64,6 +64,18 @@ void check_num_threads(int num_threads) {
                                                  std::to_string(kMaxThreads) + "] (0 = all cores)");
 }
 
+int threads_of_plan(int num_threads, const quire::Batch& batch) {
+  return num_threads > 0 || batch.query.memory != quire::Memory::cpu ? num_threads : current_threads().chosen;
+}
+
+quire::PlanSettings settings_of_plan(const std::optional<std::string>& kernel, bool batch_invariant, bool exact_weights,
+                                     int num_threads, const quire::Batch& batch) {
+  return {.kernel = kernel.value_or(""),
+          .batch_invariant = batch_invariant,
+          .exact_weights = exact_weights,
+          .num_threads = threads_of_plan(num_threads, batch)};
+}
+
 void set_num_threads(int num_threads) {
   Shared& s = shared();
   const std::scoped_lock lock(s.mutex);

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "quire/batch.hpp"
 #include "quire/executor.hpp"
+#include "quire/plan.hpp"
 
 namespace quire_python {
 
@@ -25,5 +29,10 @@ std::shared_ptr<quire::Executor> current_executor();
 void set_num_threads(int num_threads);
 /// Raises ArgumentError for a negative number and for one that no machine has.
 void check_num_threads(int num_threads);
+/// Number of threads for a plan: the argument, or what set_num_threads() chose, which is about CPUs.
+int threads_of_plan(int num_threads, const quire::Batch& batch);
+/// Settings of a plan that every plan() takes, for a batch.
+quire::PlanSettings settings_of_plan(const std::optional<std::string>& kernel, bool batch_invariant, bool exact_weights,
+                                     int num_threads, const quire::Batch& batch);
 
 }  // namespace quire_python

@@ -42,13 +42,9 @@ Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, 
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const bool on_gpu = b.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
-  const PlanSettings settings{.kernel = kernel.value_or(""),
-                              .batch_invariant = batch_invariant,
-                              .exact_weights = exact_weights,
-                              .num_threads = num_threads > 0 || on_gpu ? num_threads : current_threads().chosen,
-                              .max_query_len = max_query_len,
-                              .max_seq_len = max_seq_len};
+  PlanSettings settings = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, b);
+  settings.max_query_len = max_query_len;
+  settings.max_seq_len = max_seq_len;
   const nb::gil_scoped_release unlocked;
   quire::Result<Plan> result = quire::plan(b, c, o, settings);
   const nb::gil_scoped_acquire locked;

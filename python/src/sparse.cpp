@@ -64,14 +64,10 @@ Sparse plan_sparse(const PyBatch& batch, const PyCache& cache, const PyOptions* 
                    std::int64_t max_query_len, std::int64_t max_keys, bool empty_lists) {
   check_num_threads(num_threads);
   const BatchForCall call = batch.to_read(cache);
-  const bool on_gpu = call.views.query.memory != quire::Memory::cpu;  // set_num_threads() is about CPUs
   quire::SparseSettings settings;
-  settings.plan = {.kernel = kernel.value_or(""),
-                   .batch_invariant = batch_invariant,
-                   .exact_weights = exact_weights,
-                   .num_threads = num_threads > 0 || on_gpu ? num_threads : current_threads().chosen,
-                   .max_query_len = max_query_len,
-                   .max_seq_len = max_keys};
+  settings.plan = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, call.views);
+  settings.plan.max_query_len = max_query_len;
+  settings.plan.max_seq_len = max_keys;
   settings.empty_lists = empty_lists;
   const KeyLists& l = checked(lists, batch);
   const quire::KVCache& c = cache.checked();

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu import needs_gpu, torch
 
 import quire
 
-try:
-    import torch
-except ImportError:
-    torch = None
-
-needs_gpu = pytest.mark.skipif(
-    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
-    reason="no torch with CUDA, or no GPU that this build has kernels for",
-)
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "shared_prefixes.md"
 
 LINE = "q=bf16 heads=8:2 d=32 page=8 reqs=8x1@180,3x5@90 share=4,4x3,2x1 lse=1"

@@ -3,19 +3,11 @@
 
 import numpy as np
 import pytest
+from gpu import needs_gpu, torch
 
 import quire
 
-try:
-    import torch
-except ImportError:
-    torch = None
-
 LINE = "q=f16 kv=f16 heads=8:2 d=64 page=16 reqs=37@5,3x1@100,1x0@7 window=40 lse=1 seed=3"
-needs_gpu = pytest.mark.skipif(
-    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
-    reason="no torch with CUDA, or no GPU that this build has kernels for",
-)
 
 
 class OnDevice:

@@ -4,19 +4,12 @@
 import numpy as np
 import pytest
 from dense import make_job, packed
+from gpu import needs_gpu, torch
 
 import quire
 import quire.vllm
 
-try:
-    import torch
-except ImportError:
-    torch = None
-
-pytestmark = pytest.mark.skipif(
-    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
-    reason="no torch with CUDA, or no GPU that this build has kernels for",
-)
+pytestmark = needs_gpu
 
 REQS, COLUMNS, PAGE = 8, 8, 16
 

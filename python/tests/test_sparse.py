@@ -6,18 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu import needs_gpu, torch
 
 import quire
 
-try:
-    import torch
-except ImportError:
-    torch = None
-
-needs_gpu = pytest.mark.skipif(
-    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
-    reason="no torch with CUDA, or no GPU that this build has kernels for",
-)
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "sparse.md"
 
 

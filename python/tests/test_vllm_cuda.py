@@ -14,19 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 from dense import SUBNORMAL, UNIT
+from gpu import needs_gpu, torch
 
 import quire
 import quire.vllm as ops
 
-try:
-    import torch
-except ImportError:
-    torch = None
-
-pytestmark = pytest.mark.skipif(
-    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
-    reason="no torch with CUDA, or no GPU that this build has kernels for",
-)
+pytestmark = needs_gpu
 
 SEED = int(os.environ.get("QUIRE_SEED", "0"))
 HEADS, PAGE, REQS, MOST = 64, 32, 10, 1024

@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sizes of a cache, read from its shapes by layout.
 #include "quire/cache.hpp"
+#include "text/names.h"
 
 #include "semantics/latent_row.h"
 
 namespace quire {
 
-std::string_view name(CacheLayout layout) noexcept {
-  switch (layout) {
-    case CacheLayout::nhd: return "nhd";
-    case CacheLayout::hnd: return "hnd";
-    case CacheLayout::packed: return "packed";
-  }
-  return "invalid";
-}
+static constexpr std::string_view kLayouts[] = {"nhd", "hnd", "packed"};
 
-std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept {
-  for (CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
-    if (name(layout) == text) return layout;
-  return std::nullopt;
-}
+std::string_view name(CacheLayout layout) noexcept { return name_in(kLayouts, layout, "invalid"); }
+
+std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept { return value_in<CacheLayout>(kLayouts, text); }
 
 namespace {
 

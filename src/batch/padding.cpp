@@ -2,23 +2,15 @@
 // Padding rows: names of what becomes of them, and where they begin.
 #include "quire/batch.hpp"
 #include "semantics/page_walk.h"
+#include "text/names.h"
 
 namespace quire {
 
-std::string_view name(Padding padding) noexcept {
-  switch (padding) {
-    case Padding::refused: return "refused";
-    case Padding::left: return "left";
-    case Padding::zero: return "zero";
-  }
-  return "invalid";
-}
+static constexpr std::string_view kPaddings[] = {"refused", "left", "zero"};
 
-std::optional<Padding> padding_from_name(std::string_view text) noexcept {
-  for (const Padding padding : {Padding::refused, Padding::left, Padding::zero})
-    if (name(padding) == text) return padding;
-  return std::nullopt;
-}
+std::string_view name(Padding padding) noexcept { return name_in(kPaddings, padding, "invalid"); }
+
+std::optional<Padding> padding_from_name(std::string_view text) noexcept { return value_in<Padding>(kPaddings, text); }
 
 std::int64_t num_request_rows(const Batch& batch) noexcept {
   if (batch.padding == Padding::refused) return batch.query.shape[0];

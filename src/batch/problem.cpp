@@ -143,9 +143,9 @@ Request request_of(const Batch& batch, const Options& options, std::int64_t r) {
   if (batch.q_begin.present()) req.shift = semantics::index_view(batch.q_begin)[r] - req.key_begin - req.context_len;
   req.prefix_len = batch.prefix_lens.present() ? semantics::index_view(batch.prefix_lens)[r] : options.prefix_len.value_or(0);
   if (batch.tree_lens.present()) req.tree_len = semantics::index_view(batch.tree_lens)[r];
+  const auto is_span = [](const Span& span) { return span.begin < span.end; };
   const std::int64_t most_spans = batch.spans.present() ? batch.spans.shape[1] : 0;
-  while (req.num_spans < most_spans && !(span_of(batch, r, req.num_spans).begin >= span_of(batch, r, req.num_spans).end))
-    ++req.num_spans;
+  while (req.num_spans < most_spans && is_span(span_of(batch, r, req.num_spans))) ++req.num_spans;
   return req;
 }
 

@@ -2,6 +2,7 @@
 // Element type facts and tensor views.
 #include "quire/tensor.hpp"
 #include "text/formatted.h"
+#include "text/names.h"
 
 #include <cstddef>
 #include <iterator>
@@ -50,12 +51,8 @@ std::string_view name(DType dtype) noexcept {
 }
 
 std::string_view name(Memory memory) noexcept {
-  switch (memory) {
-    case Memory::cpu: return "cpu";
-    case Memory::cuda: return "cuda";
-    case Memory::hip: return "hip";
-  }
-  return "unknown";
+  static constexpr std::string_view kMemories[] = {"cpu", "cuda", "hip"};
+  return name_in(kMemories, memory, "unknown");
 }
 
 std::optional<DType> dtype_from_name(std::string_view text) noexcept {

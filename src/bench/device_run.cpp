@@ -8,7 +8,6 @@
 #include "bench/driver.h"
 #include "bench/lane.h"
 #include "bench/timing.h"
-#include "bench/verified.h"
 #include "cases/chosen_rows.h"
 #include "cases/device_case.h"
 #include "device/staging.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver of a case, from its input to its results: bytes and FLOPs, times, and whether other processes disturbed the run.
+// Driver of a case, from its input to its results: bytes and FLOPs, times,
+// whether what was timed is also right, and whether other processes disturbed the run.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "quire/bench.hpp"
 #include "quire/capture.hpp"
+#include "quire/diagnose.hpp"
 
 namespace quire::bench_detail {
 
@@ -68,5 +70,24 @@ struct Disturbance {
 std::string busy_text(const Disturbance& d);
 /// Returns the sentence for a whole report.
 std::string busy_text(const std::vector<Ceilings>& ceilings, const std::vector<BenchCaseResult>& cases);
+
+/// The reference for all rows of a case, or for a stratified sample of them where all would take long; computed once for all
+/// variants.
+class Expected {
+ public:
+  static Result<Expected> make(const Case& c, const Problem& problem, std::uint64_t seed);
+
+  /// Compares what lies in `output` (and `lse`, if present) within the derived tolerance; `rounded`: for every query row whether
+  /// its softmax weights may have been rounded to the output's type (rounds_weights()), or empty: none.
+  Comparison judge(const Tensor& output, const Tensor& lse, const std::vector<bool>& rounded = {}) const;
+  std::int64_t rows() const { return reference_.num_tokens; }
+
+ private:
+  Expected() = default;
+
+  DType query_ = DType::none;
+  std::vector<std::int64_t> tokens_;  ///< empty: all
+  Reference reference_;
+};
 
 }  // namespace quire::bench_detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See turns.h.
-#include "bench/turns.h"
+// See lane.h.
+#include "bench/lane.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See verified.h.
-#include "bench/verified.h"
+// See driver.h.
+#include "bench/driver.h"
 
 #include <algorithm>
 #include <cstring>

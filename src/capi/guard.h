@@ -2,7 +2,6 @@
 // C ABI, the wall: nothing thrown gets past guarded(), and every failure leaves its text in the calling thread's slot.
 #pragma once
 
-#include <cstdint>
 #include <exception>
 #include <initializer_list>
 #include <new>

@@ -9,7 +9,6 @@
 
 #include "capture/file_io.h"
 #include "capture/fill.h"
-#include "capture/problem_note.h"
 #include "capture/safetensors.h"
 #include "capture/text.h"
 #include "quire/capture.hpp"

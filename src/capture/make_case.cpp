@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "capture/fill.h"
-#include "capture/random.h"
 #include "capture/shared_pages.h"
 #include "quire/capture.hpp"
 #include "semantics/block_scale.h"

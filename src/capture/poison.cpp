@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "capture/fill.h"
-#include "capture/random.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "semantics/block_scale.h"

@@ -201,83 +201,65 @@ Status parse_by_request(std::string_view key, std::string_view text, std::size_t
   return values.size() == num_reqs ? Status() : fail(key, text, formatted("as many values as requests, {}", num_reqs));
 }
 
-Status set_causal(std::string_view key, std::string_view text, ProblemLine& line) {
-  Problem& p = line.problem;
-  std::vector<std::int64_t> flags;
-  if (Status s = parse_by_request(key, text, p.reqs.size(), 1, flags, p.has_causal); !s.ok()) return s;
-  if (!p.has_causal) p.causal = text != "0";
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) p.reqs[r].causal = flags[r] != 0;
+/// Gives each request its value by set(request, value), which returns what it expected of a value that does not fit, or nothing.
+template <typename Set>
+Status set_by_request(std::string_view key, std::string_view text, Problem& p, std::int64_t most, bool& is_list, Set&& set) {
+  std::vector<std::int64_t> values;
+  if (Status s = parse_by_request(key, text, p.reqs.size(), most, values, is_list); !s.ok()) return s;
+  for (std::size_t r = 0; r < p.reqs.size(); ++r)
+    if (const std::string expected = set(p.reqs[r], values[r]); !expected.empty()) return fail(key, text, expected);
   return {};
 }
 
-Status set_key_begin(std::string_view key, std::string_view text, ProblemLine& line) {
+Status set_causal(std::string_view key, std::string_view text, ProblemLine& line) {
   Problem& p = line.problem;
-  std::vector<std::int64_t> begins;
+  Status s = set_by_request(key, text, p, 1, p.has_causal, [](Request& req, std::int64_t flag) {
+    req.causal = flag != 0;
+    return std::string();
+  });
+  if (s.ok() && !p.has_causal) p.causal = text != "0";
+  return s;
+}
+
+Status set_key_begin(std::string_view key, std::string_view text, ProblemLine& line) {
   bool is_list = false;
-  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxSize, begins, is_list); !s.ok()) return s;
-  p.has_key_begin = true;
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
-    if (begins[r] > kMaxSize - p.reqs[r].seq_len()) return fail(key, text, formatted("key_begin + seq_len <= {}", kMaxSize));
-    p.reqs[r].key_begin = begins[r];
-  }
-  return {};
+  line.problem.has_key_begin = true;
+  return set_by_request(key, text, line.problem, kMaxSize, is_list, [](Request& req, std::int64_t begin) {
+    req.key_begin = begin;
+    return begin > kMaxSize - req.seq_len() ? formatted("key_begin + seq_len <= {}", kMaxSize) : std::string();
+  });
 }
 
 /// Sets Request::shift from q_begin. Call it after key_begin is set, because the shift depends on key_begin.
 Status set_q_begin(std::string_view key, std::string_view text, ProblemLine& line) {
-  Problem& p = line.problem;
-  std::vector<std::int64_t> begins;
   bool is_list = false;
-  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxSize, begins, is_list); !s.ok()) return s;
-  p.has_q_begin = true;
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
-    Request& req = p.reqs[r];
-    if (begins[r] > kMaxSize - req.query_len) return fail(key, text, formatted("q_begin + query_len <= {}", kMaxSize));
-    req.shift = begins[r] - req.key_begin - req.context_len;
-  }
-  return {};
-}
-
-Status set_window_right(std::string_view key, std::string_view text, ProblemLine& line) {
-  std::int64_t window = 0;
-  if (Status s = set_size(key, text, 0, window); !s.ok()) {
-    return fail(key, text,
-                formatted("the number of visible keys after the own one, in [0, {}]; leave the key out for all", kMaxSize));
-  }
-  line.problem.window_right = window;
-  return {};
-}
-
-Status set_chunk(std::string_view key, std::string_view text, ProblemLine& line) {
-  std::int64_t chunk = 0;
-  if (Status s = set_size(key, text, 1, chunk); !s.ok())
-    return fail(key, text, formatted("the number of tokens of a chunk, in [1, {}]; leave the key out for none", kMaxSize));
-  line.problem.attention_chunk = chunk;
-  return {};
+  line.problem.has_q_begin = true;
+  return set_by_request(key, text, line.problem, kMaxSize, is_list, [](Request& req, std::int64_t begin) {
+    req.shift = begin - req.key_begin - req.context_len;
+    return begin > kMaxSize - req.query_len ? formatted("q_begin + query_len <= {}", kMaxSize) : std::string();
+  });
 }
 
 Status set_prefix(std::string_view key, std::string_view text, ProblemLine& line) {
   Problem& p = line.problem;
-  std::vector<std::int64_t> lens;
-  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxSize, lens, p.has_prefix_lens); !s.ok()) return s;
   p.has_prefix = true;
-  if (!lens.empty() && !p.has_prefix_lens) p.prefix_len = lens.front();
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) p.reqs[r].prefix_len = lens[r];
-  return {};
+  Status s = set_by_request(key, text, p, kMaxSize, p.has_prefix_lens, [](Request& req, std::int64_t len) {
+    req.prefix_len = len;
+    return std::string();
+  });
+  if (s.ok() && !p.reqs.empty() && !p.has_prefix_lens) p.prefix_len = p.reqs.front().prefix_len;
+  return s;
 }
 
 Status set_tree(std::string_view key, std::string_view text, ProblemLine& line) {
   Problem& p = line.problem;
-  std::vector<std::int64_t> lens;
   bool is_list = false;
-  if (Status s = parse_by_request(key, text, p.reqs.size(), kMaxTreeKeys, lens, is_list); !s.ok()) return s;
   p.has_tree = true;
-  for (std::size_t r = 0; r < p.reqs.size(); ++r) {
-    if (lens[r] > p.reqs[r].seq_len())
-      return fail(key, text, formatted("at most the keys of request {}, {}", r, p.reqs[r].seq_len()));
-    p.reqs[r].tree_len = lens[r];
-  }
-  return {};
+  return set_by_request(key, text, p, kMaxTreeKeys, is_list, [&](Request& req, std::int64_t len) {
+    req.tree_len = len;
+    return len > req.seq_len() ? formatted("at most the keys of request {}, {}", &req - p.reqs.data(), req.seq_len())
+                               : std::string();
+  });
 }
 
 /// request : begin - end; false if the text has another form.
@@ -324,14 +306,24 @@ Status set_positive(std::string_view key, std::string_view text, std::optional<f
   return {};
 }
 
-Status set_window(std::string_view key, std::string_view text, ProblemLine& line) {
-  std::int64_t window = 0;
-  if (Status s = set_size(key, text, 1, window); !s.ok()) {
-    return fail(key, text,
-                formatted("the number of visible keys, own key included, in [1, {}]; leave the key out for all", kMaxSize));
-  }
-  line.problem.sliding_window = window;
+/// A number of keys or tokens that may be absent. `what` it counts; `absent`: what a line without the key means.
+Status set_optional(std::string_view key, std::string_view text, std::int64_t least, std::optional<std::int64_t>& out,
+                    std::string_view what, std::string_view absent) {
+  std::int64_t value = 0;
+  if (!set_size(key, text, least, value).ok())
+    return fail(key, text, formatted("the number of {}, in [{}, {}]; leave the key out for {}", what, least, kMaxSize, absent));
+  out = value;
   return {};
+}
+
+Status set_window(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_optional(key, text, 1, line.problem.sliding_window, "visible keys, own key included", "all");
+}
+Status set_window_right(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_optional(key, text, 0, line.problem.window_right, "visible keys after the own one", "all");
+}
+Status set_chunk(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_optional(key, text, 1, line.problem.attention_chunk, "tokens of a chunk", "none");
 }
 
 /// pad: num_padding_rows [: left | zero].

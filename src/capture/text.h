@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "quire/capture.hpp"
+
 namespace quire::capture {
 
 /// `text` in double quotes for an error message: unprintable bytes as \xNN, cut after 60 characters.
@@ -25,5 +27,12 @@ std::string float_text(float value);
 
 /// The candidate with the smallest edit distance to `text`; empty if none is close enough to be a likely slip.
 std::string_view nearest(std::string_view text, std::span<const std::string_view> candidates);
+
+/// New name of a note "problem" that does not describe the tensors of its file.
+inline constexpr const char* kOtherProblem = "other_problem";
+
+/// Makes a note "problem" that describes these tensors canonical: one line, whatever the file holds. Any other is renamed. A
+/// batch that breaks the contract has no problem line to compare with, and its note stays.
+void settle_problem_note(Case& c);
 
 }  // namespace quire::capture

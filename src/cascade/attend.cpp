@@ -5,7 +5,6 @@
 // and the workspace of its plan.
 #include <algorithm>
 #include <exception>
-#include <memory>
 
 #include "cascade/facts.h"
 #include "cascade/levels.h"

@@ -4,7 +4,6 @@
 #include <exception>
 #include <initializer_list>
 #include <utility>
-#include <vector>
 
 #include "contract/context.h"
 #include "contract/values.h"

@@ -107,7 +107,7 @@ void k04_tokens_apart(const Call& c) {
   if (!c.on_device || grid->is_slots(page_size(c.cache))) return;
   c.report.add(K04, "cache.k", {},
                formatted("pages are {} steps of a token apart under lists of slots in device memory", grid->per_page),
-               formatted("page_size = {}, tokens {} step apart", page_size(c.cache), 1));
+               formatted("page_size = {}, tokens 1 step apart", page_size(c.cache)));
 }
 
 void k05_row_starts(const Call& c) {

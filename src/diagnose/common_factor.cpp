@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See common_factor.h.
-#include "diagnose/common_factor.h"
+// See find_profile.h.
+#include "diagnose/find_profile.h"
 
 #include <algorithm>
 #include <cmath>

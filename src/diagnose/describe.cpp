@@ -15,8 +15,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr double kFits = 0.011;  // other suspects this close to the best one are named beside it
 
 std::string percent(double share) { return formatted("{:.3g} %", 100 * std::max(0.0, share)); }
@@ -49,7 +47,7 @@ Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   Suspicion s;
   s.mechanism = h.mechanism;
   s.fault = h.fault;
-  if (const faults_detail::Fault* known = faults_detail::find(h.fault); known != nullptr) s.family = known->info.family;
+  if (const Fault* known = faults_detail::find(h.fault); known != nullptr) s.family = known->info.family;
   s.text = h.text;
   s.detail = h.detail;
   s.scope = h.scoped ? part.pattern.scope_text : "";

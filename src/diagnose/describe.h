@@ -22,7 +22,7 @@ struct Part {
 /// All results of a diagnosis, before their text is written.
 struct Found {
   const Case& c;
-  const faults_detail::Facts& facts;
+  const Facts& facts;
   const Observed& observed;
   const Localisation& where;
   std::vector<Pattern> patterns;

@@ -10,6 +10,7 @@
 #include "text/formatted.h"
 
 namespace quire {
+namespace diagnose_detail {
 namespace {
 
 Status check_observed(const Case& c) {
@@ -33,59 +34,54 @@ Diagnosis broken_batch(const Findings& findings) {
 }
 
 /// Ranks hypotheses about the wrong cells of one pattern, or (`everything`) about all wrong cells.
-diagnose_detail::Part part_of(const faults_detail::Facts& facts, const diagnose_detail::Observed& observed,
-                              const diagnose_detail::Localisation& where, const diagnose_detail::Pattern& pattern,
-                              bool everything, const std::vector<diagnose_detail::Pattern>& patterns = {}) {
-  const diagnose_detail::Evidence evidence(facts, observed, where, everything ? nullptr : &pattern, patterns);
-  diagnose_detail::Part part{pattern,   {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(),
-                             everything};
-  const diagnose_detail::Scene scene = diagnose_detail::make_scene(facts, observed, where, evidence);
-  part.ranking = diagnose_detail::rank(scene, evidence, everything ? nullptr : &part.pattern);
+Part part_of(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern& pattern, bool everything,
+             const std::vector<Pattern>& patterns = {}) {
+  const Evidence evidence(facts, observed, where, everything ? nullptr : &pattern, patterns);
+  Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything};
+  const Scene scene = make_scene(facts, observed, where, evidence);
+  part.ranking = rank(scene, evidence, everything ? nullptr : &part.pattern);
   return part;
 }
 
-bool is_certain(const diagnose_detail::Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
-bool is_likely(const diagnose_detail::Part& part) {
-  return !part.ranking.empty() && part.ranking.front().share >= diagnose_detail::kLikely;
-}
+bool is_certain(const Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
+bool is_likely(const Part& part) { return !part.ranking.empty() && part.ranking.front().share >= kLikely; }
 
 /// Is some hypothesis certain in every part?
-bool share_a_cause(const std::vector<diagnose_detail::Part>& parts) {
-  const auto certain_in = [](const diagnose_detail::Part& part, const diagnose_detail::Hypothesis& h) {
-    return std::any_of(part.ranking.begin(), part.ranking.end(), [&](const diagnose_detail::Hypothesis& other) {
+bool share_a_cause(const std::vector<Part>& parts) {
+  const auto certain_in = [](const Part& part, const Hypothesis& h) {
+    return std::any_of(part.ranking.begin(), part.ranking.end(), [&](const Hypothesis& other) {
       return other.certain && other.mechanism == h.mechanism && other.text == h.text;
     });
   };
-  const std::vector<diagnose_detail::Hypothesis>& first = parts.front().ranking;
-  return std::any_of(first.begin(), first.end(), [&](const diagnose_detail::Hypothesis& h) {
-    return h.certain &&
-           std::all_of(parts.begin(), parts.end(), [&](const diagnose_detail::Part& part) { return certain_in(part, h); });
+  const std::vector<Hypothesis>& first = parts.front().ranking;
+  return std::any_of(first.begin(), first.end(), [&](const Hypothesis& h) {
+    return h.certain && std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return certain_in(part, h); });
   });
 }
 
 /// Parts with the same cause are one: their common conditions are its scope, if it breaks nothing there.
-void unite(diagnose_detail::Found& found) {
+void unite(Found& found) {
   if (found.parts.size() < 2 || !share_a_cause(found.parts)) return;
-  std::vector<diagnose_detail::Condition> common = found.patterns.front().conditions;
-  std::erase_if(common, [&](const diagnose_detail::Condition& c) {
-    return std::any_of(found.patterns.begin(), found.patterns.end(), [&](const diagnose_detail::Pattern& p) {
+  std::vector<Condition> common = found.patterns.front().conditions;
+  std::erase_if(common, [&](const Condition& c) {
+    return std::any_of(found.patterns.begin(), found.patterns.end(), [&](const Pattern& p) {
       return std::find(p.conditions.begin(), p.conditions.end(), c) == p.conditions.end();
     });
   });
-  const diagnose_detail::Pattern scope = diagnose_detail::counted_pattern(found.facts, found.where, common);
-  diagnose_detail::Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
+  const Pattern scope = counted_pattern(found.facts, found.where, common);
+  Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
   if (!is_certain(united)) return;
   found.parts.clear();
   found.parts.push_back(std::move(united));
 }
 
 /// Searches one cause for all wrong cells; without a certain one, a cause for each separate set of wrong cells.
-void find_causes(diagnose_detail::Found& found) {
+void find_causes(Found& found) {
   const bool several = found.patterns.size() > 1;
   found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), /*everything=*/several));
   if (!several || is_certain(found.parts.front())) return;
-  std::vector<diagnose_detail::Part> parts;
-  for (const diagnose_detail::Pattern& pattern : found.patterns)
+  std::vector<Part> parts;
+  for (const Pattern& pattern : found.patterns)
     parts.push_back(part_of(found.facts, found.observed, found.where, pattern, /*everything=*/false, found.patterns));
   found.parts = std::move(parts);
   unite(found);
@@ -111,42 +107,43 @@ std::string wrong_padding(const Case& c) {
                    found.num_mismatches, found.num_elements);
 }
 
-DiagnosisVerdict verdict_of(const std::vector<diagnose_detail::Part>& parts) {
+DiagnosisVerdict verdict_of(const std::vector<Part>& parts) {
   if (std::all_of(parts.begin(), parts.end(), is_certain)) return DiagnosisVerdict::cause_found;
   return std::any_of(parts.begin(), parts.end(), is_likely) ? DiagnosisVerdict::mechanism_likely
                                                             : DiagnosisVerdict::unknown_cause;
 }
 
 Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
-  faults_detail::Facts facts(c.batch, c.cache, c.options);
-  const diagnose_detail::Observed observed{c.observed, c.observed_lse};
-  Result<diagnose_detail::Localisation> where = diagnose_detail::localise(facts, observed, options);
+  Facts facts(c.batch, c.cache, c.options);
+  const Observed observed{c.observed, c.observed_lse};
+  Result<Localisation> where = localise(facts, observed, options);
   if (!where.ok()) return where.status();
   Diagnosis d;
   const auto line = c.notes.find("problem");
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
-  diagnose_detail::Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
+  Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
-    found.patterns = diagnose_detail::find_patterns(facts, where.value());
+    found.patterns = find_patterns(facts, where.value());
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
     d.verdict = verdict_of(found.parts);
   }
-  diagnose_detail::describe(found, d);
+  describe(found, d);
   return d;
 }
 
 }  // namespace
+}  // namespace diagnose_detail
 
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options) try {
   const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
-  if (!findings.ok()) return broken_batch(findings);
-  if (Status s = check_observed(c); !s.ok()) return s;
-  return search(c, options);
+  if (!findings.ok()) return diagnose_detail::broken_batch(findings);
+  if (Status s = diagnose_detail::check_observed(c); !s.ok()) return s;
+  return diagnose_detail::search(c, options);
 } catch (const std::bad_alloc&) {
   return Status(Code::out_of_memory, "diagnose: not enough memory");
 } catch (const std::exception& e) {

@@ -128,7 +128,7 @@ RankSuspicion lse_in_base_2(const RankScene& scene, std::size_t rank, const Numb
 }
 
 /// A rank whose part is wrong: faults of keys, then the search for a cause in the rank's own batch.
-void explain_part(const RankScene& scene, const faults_detail::Facts& facts, std::size_t rank, const std::vector<bool>& wrong,
+void explain_part(const RankScene& scene, const Facts& facts, std::size_t rank, const std::vector<bool>& wrong,
                   const Numbers& expected, const DiagnoseOptions& options, RankPart& part) {
   const Numbers& recorded = scene.parts[rank];
   const auto dims = static_cast<std::size_t>(recorded.dims);
@@ -142,9 +142,8 @@ void explain_part(const RankScene& scene, const faults_detail::Facts& facts, std
       Judged found;
       for (const std::size_t cell : cells_to_try(wrong)) {
         const std::int64_t row = static_cast<std::int64_t>(cell) / recorded.heads;
-        const faults_detail::RowHead at{scene.tokens[static_cast<std::size_t>(row)],
-                                        static_cast<std::int64_t>(cell) % recorded.heads};
-        const faults_detail::RowResult result = part_of_rank(model, static_cast<std::int64_t>(rank), at);
+        const RowHead at{scene.tokens[static_cast<std::size_t>(row)], static_cast<std::int64_t>(cell) % recorded.heads};
+        const RowResult result = part_of_rank(model, static_cast<std::int64_t>(rank), at);
         Predicted wanted{result.out, std::vector<double>(dims)};
         for (std::size_t d = 0; d < dims; ++d)  // the keys differ by a few: the tolerance is that of the right part, twice
           wanted.tolerance[d] =
@@ -171,7 +170,7 @@ Predicted predict_cell(const RankScene& scene, const faults_detail::RankModel& m
   Predicted p = merged_cell(scene.parts, model.shares(lse), from, type);
   if (of_merge) return p;
   // A rank attends to other keys: take twice the tolerance of the right merge, which has as many keys.
-  const faults_detail::RowResult result = merged_row(model, {scene.tokens[row], head});
+  const RowResult result = merged_row(model, {scene.tokens[row], head});
   p.out = result.out;
   for (std::size_t d = 0; d < p.out.size(); ++d)
     p.tolerance[d] = 2 * p.tolerance[d] + 2 * numerics::output_type(type).roundoff * std::fabs(p.out[d]);
@@ -210,7 +209,7 @@ Judged compare_result(const RankScene& scene, const faults_detail::RankModel& mo
   return found;
 }
 
-void explain_result(const RankScene& scene, const faults_detail::Facts& facts, std::size_t rank, const Numbers& observed,
+void explain_result(const RankScene& scene, const Facts& facts, std::size_t rank, const Numbers& observed,
                     const std::vector<bool>& wrong, RankResult& result) {
   for (const faults_detail::RankFault& fault : faults_detail::rank_fault_catalogue()) {
     if (!fault.of_merge && scene.parts_recorded) continue;  // the parts are what they are
@@ -246,7 +245,7 @@ std::vector<RankResult> grouped_results(const RankCaptures& captures) {
   return groups;
 }
 
-Status judge_parts(RankScene& scene, const faults_detail::Facts& facts, const DiagnoseOptions& options, RankDiagnosis& d) {
+Status judge_parts(RankScene& scene, const Facts& facts, const DiagnoseOptions& options, RankDiagnosis& d) {
   std::vector<Numbers> expected;
   for (std::size_t rank = 0; rank < scene.captures.world(); ++rank) {
     const Case& c = *scene.captures.cases[rank];
@@ -270,7 +269,7 @@ Status judge_parts(RankScene& scene, const faults_detail::Facts& facts, const Di
   return {};
 }
 
-void judge_results(const RankScene& scene, const faults_detail::Facts& facts, RankDiagnosis& d) {
+void judge_results(const RankScene& scene, const Facts& facts, RankDiagnosis& d) {
   for (RankResult& result : d.results) {
     const auto rank = static_cast<std::size_t>(result.ranks.front());
     const Numbers observed = numbers_of(scene.captures.cases[rank]->observed, Tensor{}, scene.tokens);
@@ -331,7 +330,7 @@ Result<RankDiagnosis> search_ranks(std::span<const Case> captures, const Diagnos
   scene.whole = std::move(whole).value();
   scene.deal = {.world = d.shard.world, .interleave = d.shard.interleave, .span = d.shard.span};
   scene.tokens = rows_to_compare(scene.whole, options);
-  const faults_detail::Facts facts(scene.whole.batch, scene.whole.cache, scene.whole.options);
+  const Facts facts(scene.whole.batch, scene.whole.cache, scene.whole.options);
   d.num_tokens = facts.num_tokens;
   d.num_q_heads = facts.num_q_heads;
   d.compared_rows = static_cast<std::int64_t>(scene.tokens.size());

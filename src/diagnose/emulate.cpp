@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See emulate.h. Weights are rounded relative to their row's largest one, as an online softmax leaves them.
-#include "diagnose/emulate.h"
+// See find_profile.h. Weights are rounded relative to their row's largest one, as an online softmax leaves them.
+#include "diagnose/find_profile.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "semantics/dtype.h"
-
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::rounded;
-using faults_detail::Row;
-using faults_detail::Side;
 
 double tf32(double value) {
   int exponent = 0;
@@ -26,7 +17,7 @@ double tf32(double value) {
 /// Rounds every weight that the softmax of `m` gives, by `round`, as a multiple of the row's largest.
 template <typename Round>
 void round_weights(Model& m, Round round) {
-  m.softmax = [exact = m.softmax, round](const Model& model, const Row& row, std::span<const faults_detail::Key> keys,
+  m.softmax = [exact = m.softmax, round](const Model& model, const Row& row, std::span<const Key> keys,
                                          std::span<const double> scores, std::vector<double>& p) {
     const double lse = exact(model, row, keys, scores, p);
     const double largest = p.empty() ? 0 : *std::max_element(p.begin(), p.end());

@@ -13,9 +13,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::RowResult;
-
 constexpr std::size_t kScreened = 3, kRanked = 16, kVerified = 64;  // exhibits of each kind
 constexpr std::size_t kSamples = 4;                                 // wrong exhibits for faults that search for parameters
 constexpr std::int64_t kKeysVerified = 100'000;  // visible keys of all exhibits of a kind: bounds the time of one verification
@@ -239,8 +236,8 @@ double Evidence::distance(const Exhibit& e, const RowResult& predicted) const {
   return output_distance(e, predicted) + lse_distance(e, predicted.lse);
 }
 
-std::vector<faults_detail::Sample> Evidence::samples() const {
-  std::vector<faults_detail::Sample> list;
+std::vector<Sample> Evidence::samples() const {
+  std::vector<Sample> list;
   for (const Exhibit& e : wrong_)
     if (list.size() < kSamples) list.push_back({e.at.token, e.at.head, e.observed});
   return list;
@@ -306,10 +303,10 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
   tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
 }
 
-double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, const faults_detail::Model& model, bool own_lse,
-                        bool some_dims, std::int64_t& broken) const {
+double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, const Model& model, bool own_lse, bool some_dims,
+                        std::int64_t& broken) const {
   count = std::min(count, right.size());
-  std::vector<faults_detail::RowHead> at;
+  std::vector<RowHead> at;
   for (std::size_t i = 0; i < count; ++i) at.push_back(right[i].at);
   std::vector<RowResult> effects = evaluate(model, at);
   double sum = 0;
@@ -323,7 +320,7 @@ double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, co
   return sum;
 }
 
-Fit Evidence::fit(const faults_detail::Model& model, Stage stage) const {
+Fit Evidence::fit(const Model& model, Stage stage) const {
   constexpr double kWorthDims =
       0.02;  // more share of the error that a scope in dims must explain, because it is one more assumption
   const Fit all = fit_dims(model, stage, /*some_dims=*/false);
@@ -332,12 +329,12 @@ Fit Evidence::fit(const faults_detail::Model& model, Stage stage) const {
   return some.explained > all.explained + kWorthDims ? some : all;
 }
 
-Fit Evidence::fit_dims(const faults_detail::Model& model, Stage stage, bool some_dims) const {
+Fit Evidence::fit_dims(const Model& model, Stage stage, bool some_dims) const {
   const std::size_t count = stage == Stage::screening ? kScreened : stage == Stage::ranking ? kRanked : kVerified;
   const std::size_t wrong = std::min(count, wrong_.size());
   Tally tally;
   for (std::size_t i = 0; i < wrong; ++i) {
-    RowResult predicted = std::move(evaluate(model, std::span<const faults_detail::RowHead>(&wrong_[i].at, 1))[0]);
+    RowResult predicted = std::move(evaluate(model, std::span<const RowHead>(&wrong_[i].at, 1))[0]);
     if (some_dims) keep_other_dims(wrong_[i], predicted);
     fit_wrong(wrong_[i], std::move(predicted), some_dims, tally);
     // A hypothesis that explains nothing of two wrong rows is not looked at any further.

@@ -7,16 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "diagnose/fault_model.h"
 #include "diagnose/localise.h"
 #include "diagnose/observed.h"
 #include "diagnose/pattern.h"
-#include "faults/fault.h"
 
 namespace quire::diagnose_detail {
 
 /// A (row, head) with its observed values and their error.
 struct Exhibit {
-  faults_detail::RowHead at;
+  RowHead at;
   std::int64_t reference_row = 0;
   std::int64_t num_keys = 0;
   bool wrong = false;
@@ -55,11 +55,11 @@ class Evidence {
  public:
   /// `scope` must outlive the evidence; with a null scope every wrong cell is an exhibit. Cells that another, smaller pattern
   /// also selects are no exhibits, because the cause of that pattern may explain them.
-  Evidence(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
+  Evidence(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
            const std::vector<Pattern>& patterns = {});
 
   /// A few wrong exhibits for faults that search for their parameters.
-  std::vector<faults_detail::Sample> samples() const;
+  std::vector<Sample> samples() const;
   /// Wrong compared cells inside the scope.
   const std::vector<const Compared*>& wrong_cells() const { return wrong_cells_; }
   /// Wrong exhibits, those with few keys first.
@@ -71,7 +71,7 @@ class Evidence {
   std::string observed_text() const;
 
   /// Right exhibits are left out if it explains nothing.
-  Fit fit(const faults_detail::Model& model, Stage stage) const;
+  Fit fit(const Model& model, Stage stage) const;
 
  private:
   struct Tally;
@@ -80,20 +80,20 @@ class Evidence {
   void measure();
   Exhibit::Before before(const Compared& row) const;
   bool keeps_bytes(const Compared& row) const;
-  Fit fit_dims(const faults_detail::Model& model, Stage stage, bool some_dims) const;
-  void keep_other_dims(const Exhibit& e, faults_detail::RowResult& predicted) const;
-  void fit_wrong(const Exhibit& e, faults_detail::RowResult predicted, bool some_dims, Tally& tally) const;
+  Fit fit_dims(const Model& model, Stage stage, bool some_dims) const;
+  void keep_other_dims(const Exhibit& e, RowResult& predicted) const;
+  void fit_wrong(const Exhibit& e, RowResult predicted, bool some_dims, Tally& tally) const;
   void fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) const;
-  double damage(const std::vector<Exhibit>& right, std::size_t count, const faults_detail::Model& model, bool own_lse,
-                bool some_dims, std::int64_t& broken) const;
+  double damage(const std::vector<Exhibit>& right, std::size_t count, const Model& model, bool own_lse, bool some_dims,
+                std::int64_t& broken) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;
-  double distance(const Exhibit& e, const faults_detail::RowResult& predicted) const;
-  double output_distance(const Exhibit& e, const faults_detail::RowResult& predicted) const;
+  double distance(const Exhibit& e, const RowResult& predicted) const;
+  double output_distance(const Exhibit& e, const RowResult& predicted) const;
   double lse_distance(const Exhibit& e, double predicted) const;
-  faults_detail::RowResult truth(const Exhibit& e) const;
+  RowResult truth(const Exhibit& e) const;
   Exhibit exhibit(const Compared& row) const;
 
-  const faults_detail::Facts& facts_;
+  const Facts& facts_;
   const Observed& observed_;
   const Localisation& where_;
   const Pattern* scope_;

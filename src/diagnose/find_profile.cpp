@@ -7,16 +7,11 @@
 #include <limits>
 #include <map>
 
-#include "diagnose/common_factor.h"
-#include "diagnose/emulate.h"
-#include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "threads/on_threads.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
 
 constexpr double kMostWork = 8e6;        // elements of K that one emulation may read
 constexpr std::size_t kMostCells = 64;   // (row, head) that are emulated
@@ -103,7 +98,7 @@ class Trial {
 
   bool accepted() {
     choose();
-    const faults_detail::Model model = emulated(f_, paid_.reference.profile);
+    const Model model = emulated(f_, paid_.reference.profile);
     threads::for_each_index(cells_.size(), [&](std::size_t i) { measure(model, cells_[i]); });
     if (!size_fits() || drifts()) return false;
     if (wrong_ > 0 && is_alike()) return true;
@@ -127,9 +122,9 @@ class Trial {
     return static_cast<double>(paid_.reference.num_keys[Facts::at(cell.paid->reference_row)]);
   }
 
-  void measure(const faults_detail::Model& model, Cell& cell) const {
-    const faults_detail::RowHead at{cell.paid->token, cell.paid->head};
-    const faults_detail::RowResult emulation = evaluate(model, std::span(&at, 1)).front();
+  void measure(const Model& model, Cell& cell) const {
+    const RowHead at{cell.paid->token, cell.paid->head};
+    const RowResult emulation = evaluate(model, std::span(&at, 1)).front();
     const DType stored_as = f_.batch.output.dtype;
     const numerics::OutputType type = numerics::output_type(stored_as);
     const std::vector<double> steeper = steeper_scores(at, cell.paid->reference_row);
@@ -159,10 +154,10 @@ class Trial {
   }
 
   /// Change of the output by a factor on the scores, per unit of the factor.
-  std::vector<double> steeper_scores(const faults_detail::RowHead& at, std::int64_t reference_row) const {
+  std::vector<double> steeper_scores(const RowHead& at, std::int64_t reference_row) const {
     constexpr double kStep = 1e-3;
-    faults_detail::Model model(f_);
-    model.softmax_scale = [exact = model.softmax_scale](const faults_detail::Row& row) { return exact(row) * (1 + kStep); };
+    Model model(f_);
+    model.softmax_scale = [exact = model.softmax_scale](const Row& row) { return exact(row) * (1 + kStep); };
     std::vector<double> change = evaluate(model, std::span(&at, 1)).front().out;
     for (std::int64_t d = 0; d < f_.v_head_dim; ++d)
       change[Facts::at(d)] = (change[Facts::at(d)] - paid_.reference.out[Facts::at(reference_row * f_.v_head_dim + d)]) / kStep;

@@ -12,8 +12,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr double kInf = std::numeric_limits<double>::infinity();
 // Rounding can lift an average of n values over the largest by about 8 sqrt(n) 2^-24 of it (numerics.md); n <= 2^20 here.
 constexpr double kSumSlack = 0x1p-11;
@@ -76,11 +74,11 @@ class Judge {
     const bool zero = f_.options.sinks.present() || f_.has_masks;  // a row that sees no key is 0
     Hull hull{std::vector<double>(dims, zero ? 0 : kInf), std::vector<double>(dims, zero ? 0 : -kInf), true};
     if (f_.query_len(req) == 0) return hull;
-    faults_detail::Row row = truth_.row(f_.query_start_loc[Facts::at(req)], kv_head * f_.group);
+    Row row = truth_.row(f_.query_start_loc[Facts::at(req)], kv_head * f_.group);
     std::vector<double> v(dims);
     std::vector<std::int64_t> scratch;
     for (std::int64_t k = f_.first_key(row.q_pos); k < row.seq_len; ++k) {
-      load_vector(truth_, row, faults_detail::Side::value, k, scratch, v);
+      load_vector(truth_, row, Side::value, k, scratch, v);
       hull.add(v);
     }
     if (f_.batch.output.dtype == DType::fp8_e4m3fn)  // stores saturate
@@ -121,7 +119,7 @@ class Judge {
 
   const Facts& f_;
   const Observed& observed_;
-  faults_detail::Model truth_;
+  Model truth_;
   double slack_ = 0, smallest_ = 0;
 };
 

@@ -4,11 +4,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "diagnose/fault_model.h"
 #include "diagnose/observed.h"
-#include "faults/model.h"
 #include "quire/diagnose.hpp"
 
 namespace quire::diagnose_detail {
@@ -28,6 +27,6 @@ struct Laws {
 
 /// Looks at every element of the output. The hull of a row is that of its whole request: wider than the truth, never narrower.
 /// With a sink, 0 belongs to it, too.
-Laws apply_laws(const faults_detail::Facts& facts, const Observed& observed);
+Laws apply_laws(const Facts& facts, const Observed& observed);
 
 }  // namespace quire::diagnose_detail

@@ -10,7 +10,6 @@
 #include <set>
 
 #include "diagnose/find_profile.h"
-#include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "semantics/ceil_div.h"
 #include "threads/on_threads.h"
@@ -18,7 +17,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
 using numerics::ElementVerdict;
 
 // Conservative costs of the reference on one core; they decide how many rows are compared, never what a comparison says.

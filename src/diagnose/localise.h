@@ -38,10 +38,10 @@ struct Localisation {
 
 /// `seconds` bounds the time spent on the reference, as long as something wrong is found within it; an output that looks right
 /// everywhere is compared completely.
-Result<Localisation> localise(const faults_detail::Facts& facts, const Observed& observed, const DiagnoseOptions& options);
+Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options);
 
 /// Compares these tokens, ascending, under a profile. Laws are left out.
-Result<Localisation> compare_tokens(const faults_detail::Facts& facts, const Observed& observed, std::vector<std::int64_t> tokens,
+Result<Localisation> compare_tokens(const Facts& facts, const Observed& observed, std::vector<std::int64_t> tokens,
                                     const NumericsProfile& profile);
 
 }  // namespace quire::diagnose_detail

@@ -14,8 +14,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr std::size_t kCells = 512;       // wrong cells that are looked at, spread over all
 constexpr double kClear = 16;             // an expected value this many tolerances large has a ratio
 constexpr std::size_t kFewestRatios = 4;  // per cell

@@ -2,7 +2,6 @@
 // The output under suspicion, element by element.
 #pragma once
 
-#include "quire/capture.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::diagnose_detail {

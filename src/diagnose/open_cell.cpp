@@ -11,12 +11,8 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Side;
-
 /// Positions that memory holds for this row: up to the end of its last page, or of the table.
-std::int64_t open_end(const Facts& f, const faults_detail::Row& row) {
+std::int64_t open_end(const Facts& f, const Row& row) {
   const std::int64_t last_page = semantics::round_up(row.seq_len, f.page_size);
   if (row.cached_len < row.seq_len) return row.seq_len;
   return std::min(last_page, f.max_pages_per_req * f.page_size);

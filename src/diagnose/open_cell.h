@@ -7,15 +7,15 @@
 #include <span>
 #include <vector>
 
+#include "diagnose/fault_model.h"
 #include "diagnose/localise.h"
 #include "diagnose/observed.h"
-#include "faults/model.h"
 
 namespace quire::diagnose_detail {
 
 struct OpenCell {
-  faults_detail::RowHead at;
-  faults_detail::Row row;  ///< the truth
+  RowHead at;
+  Row row;  ///< the truth
   std::int64_t reference_row = 0;
 
   /// Positions [0, end) are open: the visible ones and those that a mask too wide would add, up to the end of the last page.
@@ -48,7 +48,7 @@ struct OpenCell {
 
 /// Opens one compared cell. `end` grows to at most `most_keys` positions; of a cell that lies further back only `expected`,
 /// `observed` and `inverse` are filled (end = 0).
-OpenCell open_cell(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where, const Compared& cell,
+OpenCell open_cell(const Facts& facts, const Observed& observed, const Localisation& where, const Compared& cell,
                    std::int64_t most_keys);
 
 /// numerator / denominator under one free coefficient: out(x) = (N + x part) / (D + x weight), where N and D are the cell's own.

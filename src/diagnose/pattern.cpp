@@ -8,14 +8,11 @@
 
 #include "diagnose/pattern_conditions.h"
 #include "diagnose/pattern_search.h"
-#include "diagnose/pattern_words.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
 
 constexpr std::size_t kDimCells = 1024;  // wrong cells whose dims are looked at, spread over all
 constexpr double kWorthADim = 0.5;       // share of bits that a rule over dims must save, because dims are noisier than cells

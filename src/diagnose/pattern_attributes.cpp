@@ -19,8 +19,6 @@ bool CellCondition::holds(std::int64_t value) const {
 
 namespace diagnose_detail {
 
-using faults_detail::Facts;
-
 CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t head, bool with_pages) {
   CellAttributes cell;
   const auto set = [&](Attribute a, std::int64_t v) { cell.value[static_cast<std::size_t>(a)] = v; };

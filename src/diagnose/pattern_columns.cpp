@@ -11,8 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 // Error / tolerance. A right cell this near its tolerance may belong to a fault that hardly shows there, so it is weak evidence.
 // Found by trial on the development captures: less makes evidence of right cells weak everywhere, more takes cells in which the
 // fault hardly shows for exceptions to its rule.

@@ -44,9 +44,9 @@ struct PageColumns {
 };
 
 struct Columns {
-  Columns(const faults_detail::Facts& facts, const Localisation& where);
+  Columns(const Facts& facts, const Localisation& where);
 
-  const faults_detail::Facts& facts;
+  const Facts& facts;
   std::size_t rows = 0, heads = 0;
   std::vector<Column> numbers;  ///< the first one is the request
   PageColumns pages;

@@ -8,8 +8,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr double kUnclear = 0.25;  // right cells per wrong one
 
 /// Indices with wrong cells, the purest first.

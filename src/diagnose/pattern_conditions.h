@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_search.h"
 
 namespace quire::diagnose_detail {
 
@@ -40,7 +40,7 @@ class Candidates {
 /// Conditions on the row; `of_row` is the evidence in the rows and heads that other conditions leave.
 void offer_rows(const Columns& columns, const std::vector<Tally>& of_row, Candidates& candidates);
 /// Conditions on the head.
-void offer_heads(const faults_detail::Facts& facts, const std::vector<Tally>& of_head, Candidates& candidates);
+void offer_heads(const Facts& facts, const std::vector<Tally>& of_head, Candidates& candidates);
 /// Conditions on an axis whose every index is a value: intervals, remainders, a few indices.
 void offer_axis(Attribute attribute, const std::vector<Tally>& of_index, Candidates& candidates);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prices order rules that select the same cells by how people say it; they never outweigh clear evidence.
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_search.h"
 
 #include <array>
 #include <cmath>
@@ -8,7 +8,7 @@
 namespace quire::diagnose_detail {
 namespace {
 
-// All prices are in bits, like the exceptions of pattern_price.h, and were found by trial on the development captures
+// All prices are in bits, like the exceptions of pattern_search.h, and were found by trial on the development captures
 // (tests/diagnose/foreign). A price that is too high makes a rule lose to a longer or less exact rule in other words; one that is
 // too low makes a rule win whose words nobody would choose.
 constexpr double kCondition = 2;  // base price of every condition

@@ -11,8 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr std::size_t kCommonPages =
     8;  // most pages tried, each read by all rows of the rule; pages with the fewest readers first
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <string_view>
 
 #include "diagnose/pattern_conditions.h"
 

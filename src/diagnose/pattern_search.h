@@ -1,12 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search for the cheapest rule over rows and heads, and for as many rules as there are separate sets of wrong cells.
+// Prices in bits: of a condition (common words are cheap, numbers cost their choice) and of the exceptions to a rule; and the
+// search for the cheapest rules, as many as there are separate sets of wrong cells.
 #pragma once
 
 #include <vector>
 
-#include "diagnose/pattern_price.h"
+#include "diagnose/pattern_columns.h"
 
 namespace quire::diagnose_detail {
+
+/// Price of one condition; `log_choices` is log2 of the number of values to choose from.
+double price(Attribute attribute, Test test, std::int64_t value, double log_choices);
+/// Price of the remainders first .. last by `modulus`.
+double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
+                           std::int64_t page_size);
+
+/// Number of bits that tell the wrong cells from the right ones among wrong + right cells.
+double surprise(const Tally& tally);
+
+/// A fault may hardly show in a cell of its scope, but never shows outside: wrong cells outside of a rule weigh this much more.
+inline constexpr double kOutside = 3;
+
+/// Surprise of the exceptions to a rule, in bits.
+class Score {
+ public:
+  /// `scale`: weight of a cell, below 1 if cells err together. `local`: cells outside the rule are left to other rules, and
+  /// exceptions inside weigh more. `outside`: weight of wrong cells outside, if not local.
+  Score(Tally total, double scale, bool local, double outside);
+  /// Number of bits that tell which cells are wrong, given the counts inside and outside of the rule.
+  double data(const Tally& inside) const;
+  /// The part of data() that a further condition can save.
+  double savable(const Tally& inside) const { return local_ ? scale_ * kLocalWeight * surprise(inside) : data(inside); }
+  /// Whether wrong cells are more frequent inside than in all.
+  bool enriched(const Tally& inside) const { return inside.wrong * total_.right > inside.right * total_.wrong; }
+  const Tally& total() const { return total_; }
+
+ private:
+  static constexpr double kLocalWeight = 1.5;
+
+  Tally total_;
+  double scale_, outside_;
+  bool local_;
+  double per_wrong_ = 0, per_right_ = 0;
+};
 
 /// A conjunction and what it selects of the compared cells.
 struct Rule {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conditions in the words that people use for them: decode rows, last row, heads 16-31.
-#include "diagnose/pattern_words.h"
+#include "diagnose/pattern.h"
 
 #include <algorithm>
 #include <optional>
@@ -10,8 +10,6 @@
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
 
 constexpr std::size_t kListed = 8;  // runs of numbers
 

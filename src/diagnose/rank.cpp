@@ -12,9 +12,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Fault;
-using faults_detail::Model;
 using faults_detail::Suspect;
 using faults_detail::Suspects;
 
@@ -200,7 +197,7 @@ std::vector<RankedCandidate> combinations(const std::vector<RankedCandidate>& si
 
 /// The faults of the catalogue as proposals, and those that cannot show here.
 void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list, std::vector<Hypothesis>& impossible) {
-  const faults_detail::Evidence seen{scene.facts, evidence.samples()};
+  const faults_detail::Clues seen{scene.facts, evidence.samples()};
   const std::vector<Fault>& faults = faults_detail::catalogue();
   std::vector<Suspects> suspects(faults.size());
   threads::for_each_index(faults.size(), [&](std::size_t i) { suspects[i] = faults[i].suspects(seen); });

@@ -8,7 +8,6 @@
 
 #include "diagnose/evidence.h"
 #include "diagnose/mechanisms/mechanism.h"
-#include "quire/diagnose.hpp"
 
 namespace quire::diagnose_detail {
 
@@ -30,8 +29,7 @@ struct Hypothesis {
 std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope);
 
 /// Opens a few wrong cells of the evidence, for mechanisms.
-Scene make_scene(const faults_detail::Facts& facts, const Observed& observed, const Localisation& where,
-                 const Evidence& evidence);
+Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence);
 
 /// Share that a scope must explain more, because a scope is one more assumption.
 inline constexpr double kScopePenalty = 0.01;

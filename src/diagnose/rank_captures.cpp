@@ -6,9 +6,8 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <numeric>
 
-#include "faults/model.h"
+#include "diagnose/fault_model.h"
 #include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
@@ -141,15 +140,15 @@ std::string query_difference(const Case& a, const Case& b, const std::string& ra
 struct KeyPlace {
   std::int64_t page, offset, head;
 };
-void copy_vector(const Case& from, const KeyPlace& place, faults_detail::Side side, std::byte* to) {
-  const Tensor& t = side == faults_detail::Side::key ? from.cache.k : from.cache.v;
+void copy_vector(const Case& from, const KeyPlace& place, Side side, std::byte* to) {
+  const Tensor& t = side == Side::key ? from.cache.k : from.cache.v;
   const auto dims = static_cast<std::size_t>(from.batch.query.shape[2]);
   const auto size = static_cast<std::size_t>(itemsize(t.dtype));
   std::vector<std::int64_t> at(dims);
-  faults_detail::Place where;
+  Place where;
   where.page = place.page;
   where.offset = place.offset;
-  faults_detail::elements_as(from.cache.layout, side, t.stride, from.cache.k.shape[4], where, place.head, at);
+  elements_as(from.cache.layout, side, t.stride, from.cache.k.shape[4], where, place.head, at);
   for (std::size_t d = 0; d < dims; ++d)
     std::memcpy(to + d * size, static_cast<const std::byte*>(t.data) + at[d] * static_cast<std::int64_t>(size), size);
 }
@@ -179,8 +178,8 @@ Status copy_request(const RankCaptures& captures, std::int64_t request, std::int
     const Result<std::int64_t> page = page_on_rank(from, owner, request, local / size);
     if (!page.ok()) return page.status();
     for (std::int64_t h = 0; h < heads; ++h)
-      for (const faults_detail::Side side : {faults_detail::Side::key, faults_detail::Side::value}) {
-        const Tensor& to = side == faults_detail::Side::key ? whole.cache.k : whole.cache.v;
+      for (const Side side : {Side::key, Side::value}) {
+        const Tensor& to = side == Side::key ? whole.cache.k : whole.cache.v;
         const std::int64_t at = (((first_page + p / size) * size + p % size) * heads + h) * dims * itemsize(to.dtype);
         copy_vector(from, {page.value(), local % size, h}, side, static_cast<std::byte*>(to.data) + at);
       }

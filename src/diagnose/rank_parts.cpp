@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "numerics/element.h"
+#include "numerics/tolerance.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 

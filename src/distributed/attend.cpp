@@ -4,7 +4,6 @@
 
 #include "quire/distributed.hpp"
 #include "quire/workspace.hpp"
-#include "text/formatted.h"
 
 namespace quire {
 namespace {

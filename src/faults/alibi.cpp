@@ -28,21 +28,21 @@ std::string hidden(const Facts& f) {
 }
 
 /// The bias as `wrong(row, k)`.
-Suspects bias(const Evidence& e, std::function<double(const Row&, std::int64_t)> wrong) {
+Suspects bias(const Clues& e, std::function<double(const Row&, std::int64_t)> wrong) {
   if (const std::string why = hidden(e.facts); !why.empty()) return cannot_show(why);
   return one([wrong = std::move(wrong)](Model& m) { m.bias = wrong; });
 }
 
-Suspects ignored(const Evidence& e) {
+Suspects ignored(const Clues& e) {
   return bias(e, [](const Row&, std::int64_t) { return 0.0; });
 }
 
-Suspects sign(const Evidence& e) {
+Suspects sign(const Clues& e) {
   return bias(
       e, [f = &e.facts](const Row& r, std::int64_t k) { return slope_of(*f, r.query_head) * static_cast<double>(r.q_pos - k); });
 }
 
-Suspects negative(const Evidence& e) {
+Suspects negative(const Clues& e) {
   if (!any_slope(e.facts, [&](std::int64_t h) { return slope_of(e.facts, h) < 0; }))
     return cannot_show(e.facts.options.alibi_slopes.present() ? "no slope is negative" : "there are no ALiBi slopes");
   return bias(e, [f = &e.facts](const Row& r, std::int64_t k) {
@@ -52,7 +52,7 @@ Suspects negative(const Evidence& e) {
 
 /// A mask on the sign of the bias, for kernels that take slopes to be positive: a head with a negative slope sees its own key
 /// only.
-Suspects positive_masked(const Evidence& e) {
+Suspects positive_masked(const Clues& e) {
   const Facts* f = &e.facts;
   if (const std::string why = hidden(*f); !why.empty()) return cannot_show(why);
   if (!any_slope(*f, [f](std::int64_t h) { return slope_of(*f, h) < 0; })) return cannot_show("no slope is negative");
@@ -65,7 +65,7 @@ Suspects positive_masked(const Evidence& e) {
 }
 
 /// The slope of head `of(h)` for head h.
-Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_t)>& of, const char* same) {
+Suspects of_head(const Clues& e, const std::function<std::int64_t(std::int64_t)>& of, const char* same) {
   const Facts* f = &e.facts;
   if (!any_slope(*f, [&](std::int64_t h) { return slope_of(*f, h) != slope_of(*f, of(h)); }))
     return cannot_show(f->options.alibi_slopes.present() ? same : "there are no ALiBi slopes");
@@ -73,17 +73,17 @@ Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_
       e, [f, of](const Row& r, std::int64_t k) { return slope_of(*f, of(r.query_head)) * static_cast<double>(k - r.q_pos); });
 }
 
-Suspects kv_head(const Evidence& e) {
+Suspects kv_head(const Clues& e) {
   return of_head(
       e, [group = e.facts.group](std::int64_t h) { return h / group; }, "every head has the slope of its KV head index");
 }
 
-Suspects next_head(const Evidence& e) {
+Suspects next_head(const Clues& e) {
   return of_head(e, [n = e.facts.num_q_heads](std::int64_t h) { return (h + 1) % n; }, "all slopes are the same");
 }
 
 /// Along a row the shift is constant, and softmax cancels it, unless something absolute stands beside: a sink or an exported lse.
-Suspects origin(const Evidence& e) {
+Suspects origin(const Clues& e) {
   const Facts* f = &e.facts;
   if (const std::string why = hidden(*f); !why.empty()) return cannot_show(why);
   if (!f->options.sinks.present() && !f->batch.lse.present())
@@ -91,13 +91,11 @@ Suspects origin(const Evidence& e) {
   Suspects s;
   const auto add = [&](const char* detail, auto of, bool shows) {
     if (!shows) return;
-    s.list.push_back({detail,
-                      [f, of](Model& m) {
+    s.list.push_back({detail, [f, of](Model& m) {
                         m.bias = [f, of](const Row& r, std::int64_t k) {
                           return slope_of(*f, r.query_head) * static_cast<double>(k - of(r));
                         };
-                      },
-                      false});
+                      }});
   };
   const bool chunks = f->max_query_len() > 1;
   add("distances from context_len", [](const Row& r) { return r.context_len(); }, chunks);
@@ -106,7 +104,7 @@ Suspects origin(const Evidence& e) {
   return s;
 }
 
-Suspects before_scale(const Evidence& e) {
+Suspects before_scale(const Clues& e) {
   const Facts& f = e.facts;
   if (const std::string why = hidden(f); !why.empty()) return cannot_show(why);
   if (Model(f).softmax_scale(Row{}) == 1) return cannot_show("softmax_scale is 1: the order does not matter");
@@ -115,7 +113,7 @@ Suspects before_scale(const Evidence& e) {
   });
 }
 
-Suspects in_f16(const Evidence& e) {
+Suspects in_f16(const Clues& e) {
   if (const std::string why = hidden(e.facts); !why.empty()) return cannot_show(why);
   const auto plant = [](Model& m) {
     m.bias = [before = m.bias](const Row& r, std::int64_t k) -> double {
@@ -132,10 +130,7 @@ Suspects in_f16(const Evidence& e) {
 }  // namespace
 
 void add_alibi(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "alibi", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "alibi"};
   const char* const kSlopes = "slope_h * (k - q_pos), with the slope of the query head";
   add("alibi_ignored", "ignores the ALiBi slopes", "vllm#57614", "look at the path that serves these rows: does it take slopes?",
       ignored);

@@ -19,7 +19,7 @@ constexpr const char* kNoFourBits = "neither K nor V has 4 bits";
 constexpr double kPlainChange = 256;
 
 /// Suspects with K and V wrong, K alone and V alone, as far as each side `may` be wrong and its mutant shows.
-Suspects sides_of(const Evidence& e, const char* why_not, const std::function<bool(Side)>& may,
+Suspects sides_of(const Clues& e, const char* why_not, const std::function<bool(Side)>& may,
                   const std::function<std::function<void(Model&)>(bool key, bool value)>& wrong) {
   const Facts& f = e.facts;
   if (!has_four_bits(f, Side::key) && !has_four_bits(f, Side::value)) return cannot_show(kNoFourBits);
@@ -46,7 +46,7 @@ bool any_side(Side) { return true; }
 /// The scale that a fault takes for that of a block.
 using WrongScale = std::function<double(const Facts&, Side, const Place&, std::int64_t head, std::int64_t block)>;
 
-Suspects scales_by(const Evidence& e, const char* why_not, const WrongScale& scale,
+Suspects scales_by(const Clues& e, const char* why_not, const WrongScale& scale,
                    const std::function<bool(Side)>& may = any_side) {
   const Facts* f = &e.facts;
   return sides_of(e, why_not, may, [f, scale](bool key, bool value) {
@@ -74,25 +74,25 @@ std::uint8_t byte_at(const Facts& f, Side side, const Place& place, std::int64_t
   return static_cast<const std::uint8_t*>(t.data)[at];
 }
 
-Suspects dropped(const Evidence& e) {
+Suspects scales_dropped(const Clues& e) {
   return scales_by(e, "all block scales are 1", [](const Facts&, Side, const Place&, std::int64_t, std::int64_t) { return 1.0; });
 }
 
-Suspects of_neighbour_block(const Evidence& e) {
+Suspects of_neighbour_block(const Clues& e) {
   return scales_by(e, "neighbouring blocks have the same scales",
                    [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
                      return scale_at(f, side, place, head, block > 0 ? block - 1 : blocks_of(f, side) - 1);
                    });
 }
 
-Suspects of_first_block(const Evidence& e) {
+Suspects of_first_block(const Clues& e) {
   return scales_by(e, "all blocks of a row have the same scale",
                    [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t) {
                      return scale_at(f, side, place, head, 0);
                    });
 }
 
-Suspects of_neighbour_token(const Evidence& e) {
+Suspects of_neighbour_token(const Clues& e) {
   return scales_by(e, "neighbouring tokens have the same scales",
                    [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
                      place.offset = place.offset > 0 ? place.offset - 1 : f.page_size - 1;
@@ -101,7 +101,7 @@ Suspects of_neighbour_token(const Evidence& e) {
 }
 
 /// Scales of [page_size, num_kv_heads, blocks] read as if they followed an hnd cache: [num_kv_heads, page_size, blocks].
-Suspects by_layout(const Evidence& e) {
+Suspects by_layout(const Clues& e) {
   return scales_by(e, "heads or tokens of a page have the same scales",
                    [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
                      const std::int64_t row = head * f.page_size + place.offset;
@@ -111,7 +111,7 @@ Suspects by_layout(const Evidence& e) {
 }
 
 /// trtllm-gen wants the block scales of V in another order: those of four tokens side by side.
-Suspects v_interleaved(const Evidence& e) {
+Suspects v_interleaved(const Clues& e) {
   if (e.facts.page_size % 4 != 0) return cannot_show("pages are no multiple of four tokens");
   return scales_by(
       e, "tokens of a page have the same scales",
@@ -125,7 +125,7 @@ Suspects v_interleaved(const Evidence& e) {
 }
 
 /// 32 elements for 16, or 16 for 32: scales behind the row's are those of the next head.
-Suspects other_block_size(const Evidence& e) {
+Suspects other_block_size(const Clues& e) {
   return scales_by(e, "all blocks have the same scales",
                    [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
                      const std::int64_t blocks = blocks_of(f, side);
@@ -137,7 +137,7 @@ Suspects other_block_size(const Evidence& e) {
 }
 
 /// The bias of e8m0 off by one: every value doubles.
-Suspects bias_off_by_one(const Evidence& e) {
+Suspects bias_off_by_one(const Clues& e) {
   const Facts* f = &e.facts;
   return scales_by(
       e, "no side is mxfp4",
@@ -148,7 +148,7 @@ Suspects bias_off_by_one(const Evidence& e) {
 }
 
 /// The byte of an e4m3 scale read as e8m0, or the reverse.
-Suspects other_scale_type(const Evidence& e) {
+Suspects other_scale_type(const Clues& e) {
   return scales_by(e, "the scales mean the same in both types",
                    [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) -> double {
                      const double right = scale_at(f, side, place, head, block);
@@ -160,7 +160,7 @@ Suspects other_scale_type(const Evidence& e) {
 }
 
 /// K's block scales for V.
-Suspects of_keys(const Evidence& e) {
+Suspects scales_of_keys(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->codes(Side::key).dtype != f->codes(Side::value).dtype || !f->has_equal_dims())
     return cannot_show("K and V have other types or head_dims");
@@ -173,7 +173,7 @@ Suspects of_keys(const Evidence& e) {
 }
 
 /// Codes read in another way: `read(index)` gives the value of code `index` of `data`.
-Suspects codes_by(const Evidence& e, const char* why_not, const std::function<double(const void*, std::int64_t)>& read) {
+Suspects codes_by(const Clues& e, const char* why_not, const std::function<double(const void*, std::int64_t)>& read) {
   return sides_of(e, why_not, any_side, [read](bool key, bool value) {
     return [read, key, value](Model& m) {
       m.decode = [read, key, value, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
@@ -187,34 +187,33 @@ Suspects codes_by(const Evidence& e, const char* why_not, const std::function<do
 
 double e2m1_at(const void* data, std::int64_t index) { return semantics::e2m1_decode(semantics::load_code4(data, index)); }
 
-Suspects nibbles_swapped(const Evidence& e) {
+Suspects nibbles_swapped(const Clues& e) {
   return codes_by(e, "the codes of a byte are the same",
                   [](const void* data, std::int64_t index) { return e2m1_at(data, index ^ 1); });
 }
 
-Suspects as_integers(const Evidence& e) {
+Suspects as_integers(const Clues& e) {
   return codes_by(e, "all codes are 0", [](const void* data, std::int64_t index) {
     const std::uint32_t code = semantics::load_code4(data, index);
     return static_cast<double>(code) - (code >= 8 ? 16 : 0);
   });
 }
 
-Suspects half_lost(const Evidence& e) {
+Suspects half_lost(const Clues& e) {
   return codes_by(e, "hardly any code is 0.5", [](const void* data, std::int64_t index) {
     const double value = e2m1_at(data, index);
     return std::fabs(value) == 0.5 ? 0.0 : value;
   });
 }
 
-Suspects code_sign_lost(const Evidence& e) {
+Suspects code_sign_lost(const Clues& e) {
   return codes_by(e, "no code is negative", [](const void* data, std::int64_t index) { return std::fabs(e2m1_at(data, index)); });
 }
 
 }  // namespace
 
 void add_blocks(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
+  const auto add = [&](const char* id, const char* text, const char* seen, const char* next, Suspects (*suspects)(const Clues&)) {
     list.push_back({{id, "block_scales", text, seen, next}, Rank::mistake, suspects});
   };
   const char* const kNibble = "the even dim lies in the low bits of a byte";
@@ -225,7 +224,7 @@ void add_blocks(std::vector<Fault>& list) {
       "look at the conversion: exponent 0 has no leading 1", half_lost);
   add("fp4_sign_lost", "loses the sign of e2m1 codes", "", "bit 3 of a nibble is the sign", code_sign_lost);
   const char* const kSlot = "print the address of a scale beside page, offset, head and block";
-  add("block_scales_dropped", "drops the block scales", "", "a code says nothing without the scale of its block", dropped);
+  add("block_scales_dropped", "drops the block scales", "", "a code says nothing without the scale of its block", scales_dropped);
   add("block_scale_of_neighbour", "uses the scale of the block before", "", kSlot, of_neighbour_block);
   add("block_scale_of_first_block", "uses the scale of a row's first block for all of its blocks", "", kSlot, of_first_block);
   add("block_scales_of_neighbour_token", "uses the block scales of the token before", "", kSlot, of_neighbour_token);
@@ -240,7 +239,7 @@ void add_blocks(std::vector<Fault>& list) {
   add("block_scale_type_confused", "reads e4m3 block scales as e8m0, or the reverse", "",
       "the cache's type, nvfp4 or mxfp4, says what a scale's byte means", other_scale_type);
   add("block_scales_of_keys", "uses the block scales of keys for values", "",
-      "compare the order of arguments at the call with the declaration", of_keys);
+      "compare the order of arguments at the call with the declaration", scales_of_keys);
 }
 
 }  // namespace quire::faults_detail

@@ -11,7 +11,7 @@ void add_causal(std::vector<Fault>& all, void (*add)(std::vector<Fault>&)) {
   const std::size_t first = all.size();
   add(all);
   for (std::size_t i = first; i < all.size(); ++i)
-    all[i].suspects = [of_causal = all[i].suspects](const Evidence& e) {
+    all[i].suspects = [of_causal = all[i].suspects](const Clues& e) {
       if (!e.facts.has_masks) return of_causal(e);
       return cannot_show(
           "it is written for causal rows at the end of their keys, and a request is not causal or its rows stand elsewhere");

@@ -10,21 +10,17 @@ namespace quire::faults_detail {
 namespace {
 
 /// K and V of the positions for which `holds` is true are zero.
-std::function<void(Model&)> zero(std::function<bool(const Row&, std::int64_t position)> holds) {
-  return [holds = std::move(holds)](Model& m) {
-    m.place = [holds, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-      Place place = before(model, r, side, k);
-      if (place.kind == Place::Kind::cache && holds(r, k)) place.kind = Place::Kind::zero;
-      return place;
-    };
-  };
+Plant zero(std::function<bool(const Row&, std::int64_t position)> holds) {
+  return cached_place_changed([holds = std::move(holds)](const Model&, const Row& r, Side, std::int64_t k, Place& place) {
+    if (holds(r, k)) place.kind = Place::Kind::zero;
+  });
 }
 
 bool appended(const Facts& f, std::int64_t r) {
   return !f.batch.key.present() || f.cached_lens[Facts::at(r)] == f.seq_lens[Facts::at(r)];
 }
 
-Suspects own_slot_zero(const Evidence& e) {
+Suspects own_slot_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_request(f, [&](std::int64_t r) { return f.query_len(r) == 1; })) return cannot_show("no request has query_len 1");
   if (!any_request(f, [&](std::int64_t r) { return f.query_len(r) == 1 && appended(f, r); }))
@@ -32,7 +28,7 @@ Suspects own_slot_zero(const Evidence& e) {
   return one(zero([](const Row& r, std::int64_t k) { return r.query_len == 1 && k == r.seq_len - 1; }));
 }
 
-Suspects new_slots_zero(const Evidence& e) {
+Suspects new_slots_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] > f.context_len(r); }))
     return cannot_show("no new token is read from the cache");
@@ -40,37 +36,33 @@ Suspects new_slots_zero(const Evidence& e) {
   return one(zero([](const Row& r, std::int64_t k) { return k >= r.context_len(); }));
 }
 
-Suspects context_zero(const Evidence& e) {
+Suspects context_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_request(f, [&](std::int64_t r) { return f.first_key(f.context_len(r)) < f.context_len(r); }))
     return cannot_show("no row sees a context");
   return one(zero([](const Row& r, std::int64_t k) { return k < r.context_len(); }));
 }
 
-Suspects one_side_zero(const Evidence& e) {
+Suspects one_side_zero(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_cached(f)) return cannot_show("no row reads the cache");
   if (!scores_matter(f)) return cannot_show(kOneKey);
-  return one([](Model& m) {
-    m.place = [before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-      Place place = before(model, r, side, k);
-      if (place.kind == Place::Kind::cache && side == Side::key) place.kind = Place::Kind::zero;
-      return place;
-    };
-  });
+  return one(cached_place_changed([](const Model&, const Row&, Side side, std::int64_t, Place& place) {
+    if (side == Side::key) place.kind = Place::Kind::zero;
+  }));
 }
 
 /// Rows of key / value are taken for positions from `first(row)` on.
-std::function<void(Model&)> new_rows_from(std::function<std::int64_t(const Row&)> first) {
-  return [first = std::move(first)](Model& m) { change_row(m, [first](Row& r) { r.cached_len = first(r); }); };
+Plant new_rows_from(std::function<std::int64_t(const Row&)> first) {
+  return row_changed([first](Row& r) { r.cached_len = first(r); });
 }
 
-Suspects all_from_cache(const Evidence& e) {
+Suspects all_from_cache(const Clues& e) {
   if (!any_new_row(e.facts)) return cannot_show("every key comes from the cache");
   return one(new_rows_from([](const Row& r) { return r.seq_len; }));
 }
 
-Suspects all_new_from_rows(const Evidence& e) {
+Suspects all_new_from_rows(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.batch.key.present()) return cannot_show("there are no key / value rows");
   if (!any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] > f.context_len(r); }))
@@ -78,25 +70,23 @@ Suspects all_new_from_rows(const Evidence& e) {
   return one(new_rows_from([](const Row& r) { return std::min(r.cached_len, r.context_len()); }));
 }
 
-Suspects neighbour_row(const Evidence& e) {
+Suspects neighbour_row(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_new_row(*f)) return cannot_show("every key comes from the cache");
   Suspects s;
   for (const std::int64_t by : {1, -1})
-    s.list.push_back({by == 1 ? "the row below" : "the row above",
-                      [f, by](Model& m) {
+    s.list.push_back({by == 1 ? "the row below" : "the row above", [f, by](Model& m) {
                         m.place = [f, by, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
                           Place place = before(model, r, side, k);
                           place.token = std::clamp<std::int64_t>(place.token + by, 0, f->num_tokens - 1);
                           return place;
                         };
-                      },
-                      false});
+                      }});
   return s;
 }
 
 /// reshape_and_cache with one thread per (head, x-chunk), at most 512 of them and no loop: later chunks keep what was there.
-Suspects append_cap(const Evidence& e) {
+Suspects append_cap(const Clues& e) {
   constexpr std::int64_t kThreads = 512;
   const Facts* f = &e.facts;
   const std::int64_t x = packed_x(f->cache.k.dtype), chunks = semantics::ceil_div(f->head_dim, x);
@@ -117,29 +107,25 @@ Suspects append_cap(const Evidence& e) {
 }  // namespace
 
 void add_contents(std::vector<Fault>& list) {
-  const auto add = [&](Rank rank, const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "contents", text, seen, next}, rank, suspects});
-  };
+  const Family add{list, "contents"};
   const char* const kAppend =
       "append the new tokens before attention, for every row; quire check with a slot ledger finds reads of unwritten slots";
-  add(Rank::mistake, "own_slot_zero", "finds zeros in the slot of a decode row's own token, which was never appended", "",
-      kAppend, own_slot_zero);
-  add(Rank::mistake, "new_slots_zero", "finds zeros in the slots of all new tokens, which were never appended", "", kAppend,
-      new_slots_zero);
-  add(Rank::mistake, "context_zero", "finds zeros where the cached context should be", "",
+  add("own_slot_zero", "finds zeros in the slot of a decode row's own token, which was never appended", "", kAppend,
+      own_slot_zero);
+  add("new_slots_zero", "finds zeros in the slots of all new tokens, which were never appended", "", kAppend, new_slots_zero);
+  add("context_zero", "finds zeros where the cached context should be", "",
       "was this cache filled, or is it another layer's or another rank's?", context_zero);
-  add(Rank::mistake, "cached_keys_zero", "finds zeros in the K cache, while V is there", "",
+  add("cached_keys_zero", "finds zeros in the K cache, while V is there", "",
       "look at the append of K: was it skipped, or did it go to another buffer?", one_side_zero);
-  add(Rank::mistake, "all_keys_from_cache", "reads every key from the cache, where the new ones are not yet", "",
+  add("all_keys_from_cache", "reads every key from the cache, where the new ones are not yet", "",
       "append before attention, or read positions from cached_len on from key / value", all_from_cache);
-  add(Rank::mistake, "new_rows_from_context", "reads every new key from key / value, although some are only in the cache", "",
+  add("new_rows_from_context", "reads every new key from key / value, although some are only in the cache", "",
       "cached_lens may lie between context_len and seq_len", all_new_from_rows);
-  add(Rank::mistake, "new_row_of_neighbour", "reads key / value one row beside the right one", "",
+  add("new_row_of_neighbour", "reads key / value one row beside the right one", "",
       "position p of a request is row query_start_loc + p - context_len", neighbour_row);
-  add(Rank::mechanism, "append_capped_at_512_threads",
+  add("append_capped_at_512_threads",
       "appends with at most 512 threads, one per 16-byte chunk of a token, and leaves the other chunks zero", "",
-      "look at the launch of reshape_and_cache: num_kv_heads * head_dim / x > 512 needs a loop", append_cap);
+      "look at the launch of reshape_and_cache: num_kv_heads * head_dim / x > 512 needs a loop", append_cap, Rank::mechanism);
 }
 
 }  // namespace quire::faults_detail

@@ -51,25 +51,89 @@ void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model&
   };
 }
 
-void change_row(Model& model, std::function<void(Row&)> change) {
-  model.row = [change = std::move(change), before = model.row](std::int64_t token, std::int64_t head) {
-    Row row = before(token, head);
-    change(row);
-    return row;
+Plant row_changed(std::function<void(Row&)> change) {
+  return [change = std::move(change)](Model& m) {
+    m.row = [change, before = m.row](std::int64_t token, std::int64_t head) {
+      Row row = before(token, head);
+      change(row);
+      return row;
+    };
   };
 }
 
-void drop_keys(Model& model, std::function<bool(const Row&, std::int64_t)> drop) {
-  model.keys = [drop = std::move(drop), before = model.keys](const Row& row, std::vector<Key>& keys) {
-    before(row, keys);
+Plant keys_changed(std::function<void(const Row&, std::vector<Key>&)> change) {
+  return [change = std::move(change)](Model& m) {
+    m.keys = [change, before = m.keys](const Row& row, std::vector<Key>& keys) {
+      before(row, keys);
+      change(row, keys);
+    };
+  };
+}
+
+Plant keys_dropped(std::function<bool(const Row&, std::int64_t)> drop) {
+  return keys_changed([drop = std::move(drop)](const Row& row, std::vector<Key>& keys) {
     std::erase_if(keys, [&](const Key& key) { return drop(row, key.position); });
+  });
+}
+
+Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
+  return [first = std::move(first), last = std::move(last)](Model& m) {
+    m.keys = [first, last](const Row& row, std::vector<Key>& keys) {
+      append_keys(std::max<std::int64_t>(0, first(row)), last(row), keys);
+    };
   };
 }
 
-void believe_keys(Model& model, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
-  model.keys = [first = std::move(first), last = std::move(last)](const Row& row, std::vector<Key>& keys) {
-    append_keys(std::max<std::int64_t>(0, first(row)), last(row), keys);
+Plant cached_place_changed(ChangePlace change) {
+  return [change = std::move(change)](Model& m) {
+    m.place = [change, before = m.place](const Model& model, const Row& row, Side side, std::int64_t position) {
+      Place place = before(model, row, side, position);
+      if (place.kind == Place::Kind::cache) change(model, row, side, position, place);
+      return place;
+    };
   };
+}
+
+Plant result_changed(std::function<void(const Row&, RowResult&)> change) {
+  return [change = std::move(change)](Model& m) {
+    m.finish = [change, before = m.finish](const Row& row, RowResult& result) {
+      before(row, result);
+      change(row, result);
+    };
+  };
+}
+
+namespace {
+
+constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
+
+/// Whether one of the first rows folds in other keys than the truth does.
+bool changes_a_row(const Facts& f, const Plant& plant) {
+  const Model truth(f);
+  Model wrong(f);
+  plant(wrong);
+  std::vector<Key> right, other;
+  for (std::int64_t token = 0; token < std::min(f.num_tokens, kRowsCompared); ++token) {
+    right.clear();
+    other.clear();
+    truth.keys(truth.row(token, 0), right);
+    wrong.keys(wrong.row(token, 0), other);
+    if (!std::equal(right.begin(), right.end(), other.begin(), other.end(),
+                    [](const Key& x, const Key& y) { return x.position == y.position && x.weight == y.weight; }))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Suspects if_it_changes_a_row(const Facts& f, Plant plant, const char* why_not) {
+  return changes_a_row(f, plant) ? one(std::move(plant)) : cannot_show(why_not);
+}
+
+Suspects rows_only_if_changed(const Facts& f, std::function<void(Row&)> change) {
+  Plant plant = row_changed(std::move(change));
+  return changes_a_row(f, plant) ? rows_only(std::move(plant)) : cannot_show(kSameKeys);
 }
 
 std::int64_t longest(const Facts& f) {
@@ -102,7 +166,7 @@ bool any_new_row(const Facts& f) {
          any_request(f, [&](std::int64_t r) { return f.cached_lens[Facts::at(r)] < f.seq_lens[Facts::at(r)]; });
 }
 
-std::vector<std::int64_t> requests_to_try(const Evidence& e) {
+std::vector<std::int64_t> requests_to_try(const Clues& e) {
   std::vector<std::int64_t> order;
   const auto add = [&](std::int64_t r) {
     const bool known = std::find(order.begin(), order.end(), r) != order.end();

@@ -35,6 +35,18 @@ void add_positions(std::vector<Fault>& list);
 void add_shapes(std::vector<Fault>& list);
 void add_head_dims(std::vector<Fault>& list);
 
+/// Adds faults of one family to the catalogue. `seen`: where people met the fault, or empty. `next`: advice for the next step.
+struct Family {
+  std::vector<Fault>& list;
+  const char* name;
+
+  void operator()(const char* id, const char* text, const char* seen, const char* next,
+                  std::function<Suspects(const Clues&)> suspects, Rank rank = Rank::mistake) const {
+    list.push_back({{id, name, text, seen, next}, rank, std::move(suspects)});
+  }
+};
+
+inline constexpr const char* kSameKeys = "every row sees the same keys all the same";
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault lists at most; bounds the time of diagnose()
@@ -45,12 +57,24 @@ Row decode_row(const Facts& facts, Row row, std::int64_t req);
 void believe_query_start_loc(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
 /// A kernel whose seq_lens are `seen`. cached_len follows if the batch has no cached_lens.
 void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
-/// Changes the row that the model believes in so far.
-void change_row(Model& model, std::function<void(Row&)> change);
+
+// Plants that change what one function of a model gave so far.
+
+Plant row_changed(std::function<void(Row&)> change);
+Plant keys_changed(std::function<void(const Row&, std::vector<Key>&)> change);
 /// Leaves out the keys for which `drop` is true.
-void drop_keys(Model& model, std::function<bool(const Row&, std::int64_t position)> drop);
+Plant keys_dropped(std::function<bool(const Row&, std::int64_t position)> drop);
 /// Replaces the list of keys by [first(row), last(row)].
-void believe_keys(Model& model, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last);
+Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last);
+using ChangePlace = std::function<void(const Model&, const Row&, Side, std::int64_t position, Place&)>;
+/// Changes places in the cache.
+Plant cached_place_changed(ChangePlace change);
+Plant result_changed(std::function<void(const Row&, RowResult&)> change);
+
+/// A suspect, if it lets one of the first rows fold in other keys than the truth does.
+Suspects if_it_changes_a_row(const Facts& f, Plant plant, const char* why_not = kSameKeys);
+/// A suspect that changes rows only, if one of the first rows then folds in other keys.
+Suspects rows_only_if_changed(const Facts& f, std::function<void(Row&)> change);
 
 /// Is `holds` true for a request that has rows?
 template <typename Predicate>
@@ -84,7 +108,7 @@ inline constexpr const char* kOneKey = "every row sees one key: its score does n
 bool any_new_row(const Facts& f);
 
 /// Requests with rows, those of the wrong rows first; at most kMaxCandidates.
-std::vector<std::int64_t> requests_to_try(const Evidence& e);
+std::vector<std::int64_t> requests_to_try(const Clues& e);
 /// Smaller numbers of dims that a loop might stop at: powers of two, multiples of vector widths.
 std::vector<std::int64_t> shorter_dims(std::int64_t dims);
 std::int64_t floor_power_of_two(std::int64_t n);

@@ -17,15 +17,19 @@ struct Sample {
   std::int64_t token = 0, head = 0;
   std::vector<double> observed;  ///< v_head_dim values
 };
-struct Evidence {
+/// A batch, and what is known of a wrong output.
+struct Clues {
   const Facts& facts;
   std::vector<Sample> wrong;  ///< a few of the wrong rows
 };
 
+/// Plants a fault: changes the model of a right kernel into the model of a wrong one.
+using Plant = std::function<void(Model&)>;
+
 /// A way in which a fault could have happened on this batch.
 struct Suspect {
   std::string detail;  ///< its parameters in words; empty if there are none
-  std::function<void(Model&)> plant;
+  Plant plant;
   bool rows_only = false;  ///< replaces `row` only: every row that it leaves alone is right
 };
 
@@ -35,12 +39,8 @@ struct Suspects {
   std::string why_not;
 };
 inline Suspects cannot_show(std::string why) { return {{}, std::move(why)}; }
-inline Suspects one(std::function<void(Model&)> plant, std::string detail = {}) {
-  return {{{std::move(detail), std::move(plant), false}}, {}};
-}
-inline Suspects rows_only(std::function<void(Model&)> plant, std::string detail = {}) {
-  return {{{std::move(detail), std::move(plant), true}}, {}};
-}
+inline Suspects one(Plant plant, std::string detail = {}) { return {{{std::move(detail), std::move(plant)}}, {}}; }
+inline Suspects rows_only(Plant plant, std::string detail = {}) { return {{{std::move(detail), std::move(plant), true}}, {}}; }
 
 /// Specificity of a fault. Among suspects that explain a batch equally well the more specific one is named first.
 enum class Rank : int {
@@ -52,7 +52,7 @@ enum class Rank : int {
 struct Fault {
   FaultInfo info;
   Rank rank = Rank::mistake;
-  std::function<Suspects(const Evidence&)> suspects;
+  std::function<Suspects(const Clues&)> suspects;
 };
 
 /// The whole catalogue: catalogue.cpp calls every family once.

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "faults/families.h"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
@@ -25,7 +24,7 @@ using Decode = std::function<void(const void* data, std::span<const std::int64_t
 using Reader = std::function<Decode(DType stored)>;
 
 /// Suspects with both caches misread, or one of them, as far as the fault speaks of their types.
-Suspects misread(const Evidence& e, const Reader& reader, const std::string& detail, const std::string& why_not) {
+Suspects misread(const Clues& e, const Reader& reader, const std::string& detail, const std::string& why_not) {
   if (!any_cached(e.facts)) return cannot_show("no row reads the cache");
   const Decode of_key = reader(type_of(e.facts, Side::key)), of_value = reader(type_of(e.facts, Side::value));
   Suspects s;
@@ -42,15 +41,14 @@ Suspects misread(const Evidence& e, const Reader& reader, const std::string& det
                           const Decode& decode = side == Side::key ? of_key : of_value;
                           return wrong ? decode(data, at, values) : before(side, data, at, values);
                         };
-                      },
-                      false});
+                      }});
   }
   if (s.list.empty()) s.why_not = of_key ? kOneKey : why_not;
   return s;
 }
 
 /// `wrong(stored)` is the type that codes are taken for; none: the fault says nothing of the stored type.
-Suspects read_as(const Evidence& e, DType (*wrong)(DType stored)) {
+Suspects read_as(const Clues& e, DType (*wrong)(DType stored)) {
   const DType k = type_of(e.facts, Side::key), v = type_of(e.facts, Side::value);
   const DType stored = wrong(k) != DType::none ? k : v;
   return misread(
@@ -63,7 +61,7 @@ Suspects read_as(const Evidence& e, DType (*wrong)(DType stored)) {
       formatted("{} read as {}", name_of(stored), name_of(wrong(stored))), not_fp8(e.facts));
 }
 
-Suspects other_zero(const Evidence& e) {
+Suspects other_zero(const Clues& e) {
   return read_as(e, [](DType stored) {
     switch (stored) {
       case DType::fp8_e4m3fn: return DType::fp8_e4m3fnuz;
@@ -75,7 +73,7 @@ Suspects other_zero(const Evidence& e) {
   });
 }
 
-Suspects other_exponent(const Evidence& e) {
+Suspects other_exponent(const Clues& e) {
   return read_as(e, [](DType stored) {
     switch (stored) {
       case DType::fp8_e4m3fn: return DType::fp8_e5m2;
@@ -87,13 +85,13 @@ Suspects other_exponent(const Evidence& e) {
   });
 }
 
-Suspects other_half(const Evidence& e) {
+Suspects other_half(const Clues& e) {
   return read_as(e, [](DType stored) {
     return stored == DType::f16 ? DType::bf16 : stored == DType::bf16 ? DType::f16 : DType::none;
   });
 }
 
-Suspects integers(const Evidence& e) {
+Suspects integers(const Clues& e) {
   Suspects all;
   for (const bool is_signed : {false, true}) {
     Suspects s = misread(
@@ -115,7 +113,7 @@ Suspects integers(const Evidence& e) {
 }
 
 /// One side's type for both: only where elements have one size, as others lie at other addresses.
-Suspects type_of_other(const Evidence& e, Side wrong) {
+Suspects type_of_other(const Clues& e, Side wrong) {
   const Facts& f = e.facts;
   const Side other = wrong == Side::key ? Side::value : Side::key;
   const DType own = type_of(f, wrong), taken = type_of(f, other);
@@ -133,11 +131,11 @@ Suspects type_of_other(const Evidence& e, Side wrong) {
       },
       formatted("{} read as {}", name_of(own), name_of(taken)));
 }
-Suspects values_as_keys(const Evidence& e) { return type_of_other(e, Side::value); }
-Suspects keys_as_values(const Evidence& e) { return type_of_other(e, Side::key); }
+Suspects values_as_keys(const Clues& e) { return type_of_other(e, Side::value); }
+Suspects keys_as_values(const Clues& e) { return type_of_other(e, Side::key); }
 
 /// Changes of single values: `wrong_of(type)(value)`; none for types that the fault says nothing of.
-Suspects values(const Evidence& e, const std::string& detail,
+Suspects values(const Clues& e, const std::string& detail,
                 const std::function<std::function<double(double)>(DType)>& wrong_of) {
   return misread(
       e,
@@ -187,7 +185,7 @@ double smallest_normal(DType type) {
 
 bool is_subnormal(double value, double smallest) { return value != 0 && std::fabs(value) < smallest; }
 
-Suspects flushed(const Evidence& e) {
+Suspects flushed(const Clues& e) {
   constexpr double kEnough = 0.002;
   double most = -1;
   for (const Side side : kSides)
@@ -202,7 +200,7 @@ Suspects flushed(const Evidence& e) {
   });
 }
 
-Suspects saturated(const Evidence& e) {
+Suspects saturated(const Clues& e) {
   static constexpr double kMost = 240;
   double found = -1;
   for (const Side side : kSides)
@@ -216,7 +214,7 @@ Suspects saturated(const Evidence& e) {
   });
 }
 
-Suspects sign_lost(const Evidence& e) {
+Suspects sign_lost(const Clues& e) {
   return values(e, "sign bit masked off",
                 [](DType) -> std::function<double(double)> { return [](double v) { return std::fabs(v); }; });
 }
@@ -224,10 +222,7 @@ Suspects sign_lost(const Evidence& e) {
 }  // namespace
 
 void add_formats(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "formats", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "formats"};
   const char* const kName =
       "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel; \"fp8\" is not a type";
   add("fp8_fn_fnuz_confused", "reads OCP fp8 codes as fnuz, or the reverse", "vllm#45562, vllm#14152", kName, other_zero);
@@ -240,7 +235,7 @@ void add_formats(std::vector<Fault>& list) {
   add("f16_bf16_confused", "reads f16 codes as bf16, or the reverse", "", "pass the cache's type, not the query's", other_half);
   const char* const kTypes = "pass the type of each side; K and V may have types of their own";
   add("sign_lost", "loses the sign of cached values", "", "look at the bit mask of the conversion", sign_lost);
-  const auto add_of_types = [&](const char* id, const char* text, Suspects (*suspects)(const Evidence&)) {
+  const auto add_of_types = [&](const char* id, const char* text, Suspects (*suspects)(const Clues&)) {
     list.push_back({{id, "unlike_types", text, "", kTypes}, Rank::mistake, suspects});
   };
   add_of_types("v_read_as_type_of_k", "reads values as the type of keys", values_as_keys);

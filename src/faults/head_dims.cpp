@@ -27,7 +27,7 @@ std::array<std::int64_t, 5> strides_with(const Facts& f, Side side, std::int64_t
 }
 
 /// The strides of one side from the head_dim of the other.
-Suspects strides_of_other(const Evidence& e, Side wrong) {
+Suspects strides_of_other(const Clues& e, Side wrong) {
   const Facts& f = e.facts;
   if (f.has_equal_dims()) return cannot_show(kEqualDims);
   if (!any_cached(f)) return cannot_show(kNothingCached);
@@ -47,11 +47,11 @@ Suspects strides_of_other(const Evidence& e, Side wrong) {
       },
       formatted("rows of {} instead of {}", dims, f.dims_of(wrong)));
 }
-Suspects v_strides_of_k(const Evidence& e) { return strides_of_other(e, Side::value); }
-Suspects k_strides_of_v(const Evidence& e) { return strides_of_other(e, Side::key); }
+Suspects v_strides_of_k(const Clues& e) { return strides_of_other(e, Side::value); }
+Suspects k_strides_of_v(const Clues& e) { return strides_of_other(e, Side::key); }
 
 /// A latent row is [values, RoPE part]: V taken from its last dims instead of its first.
-Suspects v_behind_rope(const Evidence& e) {
+Suspects v_behind_rope(const Clues& e) {
   const Facts& f = e.facts;
   if (f.has_equal_dims() || !f.v_is_in_k()) return cannot_show("V is not a part of K's rows");
   if (!any_cached(f)) return cannot_show(kNothingCached);
@@ -66,7 +66,7 @@ Suspects v_behind_rope(const Evidence& e) {
       formatted("from dim {}", first));
 }
 
-Suspects scale_of_v(const Evidence& e) {
+Suspects scale_of_v(const Clues& e) {
   const Facts& f = e.facts;
   if (f.has_equal_dims()) return cannot_show(kEqualDims);
   if (f.options.softmax_scale) return cannot_show("softmax_scale is given: no default is used");
@@ -77,29 +77,25 @@ Suspects scale_of_v(const Evidence& e) {
 }
 
 /// MLA's scores without their RoPE part.
-Suspects scores_over_v(const Evidence& e) {
+Suspects scores_over_v(const Clues& e) {
   const std::int64_t cut = e.facts.v_head_dim;
   if (cut >= e.facts.head_dim) return cannot_show("V has as many dims as K, or more");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   return one([cut](Model& m) { m.dims = std::min(m.dims, cut); }, formatted("the first {} of {} dims", cut, e.facts.head_dim));
 }
 
-Suspects dims_beyond_k(const Evidence& e) {
+Suspects dims_beyond_k(const Clues& e) {
   const std::int64_t cut = e.facts.head_dim;
   if (cut >= e.facts.v_head_dim) return cannot_show("V has no more dims than K");
-  return one(
-      [cut](Model& m) {
-        m.finish = [cut, before = m.finish](const Row& r, RowResult& result) {
-          before(r, result);
-          std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
-        };
-      },
-      formatted("dims {} .. {}", cut, e.facts.v_head_dim - 1));
+  return one(result_changed([cut](const Row&, RowResult& result) {
+               std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
+             }),
+             formatted("dims {} .. {}", cut, e.facts.v_head_dim - 1));
 }
 
 /// The value at an element of the output if its rows were stored `stride` elements apart: later rows overwrite earlier ones;
 /// elements that no row reaches are NaN.
-std::function<void(Model&)> rows_apart_by(const Facts* f, std::int64_t stride) {
+Plant rows_apart_by(const Facts* f, std::int64_t stride) {
   return [f, stride](Model& m) {
     m.finish = [f, stride, own = m, before = m.finish](const Row& r, RowResult& result) {
       before(r, result);
@@ -118,7 +114,7 @@ std::function<void(Model&)> rows_apart_by(const Facts* f, std::int64_t stride) {
   };
 }
 
-Suspects output_rows_of_k(const Evidence& e) {
+Suspects output_rows_of_k(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->has_equal_dims()) return cannot_show(kEqualDims);
   if (f->num_tokens * f->num_q_heads < 2) return cannot_show("one row of one head: a stride does not matter");
@@ -128,20 +124,18 @@ Suspects output_rows_of_k(const Evidence& e) {
 }  // namespace
 
 void add_head_dims(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "head_dims", text, "", next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "head_dims"};
   const char* const kOwn = "take the strides of K, V and output from each tensor: their rows have lengths of their own";
-  add("v_strides_from_k_head_dim", "takes the strides of V from the head_dim of K", kOwn, v_strides_of_k);
-  add("k_strides_from_v_head_dim", "takes the strides of K from the head_dim of V", kOwn, k_strides_of_v);
-  add("output_rows_of_k_head_dim", "takes the row stride of the output from the head_dim of K", kOwn, output_rows_of_k);
-  add("v_read_from_last_dims", "reads V from the last dims of a latent row instead of its first",
+  add("v_strides_from_k_head_dim", "takes the strides of V from the head_dim of K", "", kOwn, v_strides_of_k);
+  add("k_strides_from_v_head_dim", "takes the strides of K from the head_dim of V", "", kOwn, k_strides_of_v);
+  add("output_rows_of_k_head_dim", "takes the row stride of the output from the head_dim of K", "", kOwn, output_rows_of_k);
+  add("v_read_from_last_dims", "reads V from the last dims of a latent row instead of its first", "",
       "a latent row is [values, RoPE part]: values begin at dim 0", v_behind_rope);
-  add("scale_from_v_head_dim", "takes the default softmax_scale from the head_dim of V",
+  add("scale_from_v_head_dim", "takes the default softmax_scale from the head_dim of V", "",
       "softmax_scale is 1 / sqrt of the dims that a score sums over", scale_of_v);
-  add("rope_dims_dropped", "leaves the dims that K has beyond V out of the dot product",
+  add("rope_dims_dropped", "leaves the dims that K has beyond V out of the dot product", "",
       "scores take all dims of K: of a latent row its values and its RoPE part", scores_over_v);
-  add("v_dims_beyond_k_zero", "writes zeros into the dims that V has beyond K",
+  add("v_dims_beyond_k_zero", "writes zeros into the dims that V has beyond K", "",
       "look at the loop over dims of the output: it ends at v_head_dim", dims_beyond_k);
 }
 

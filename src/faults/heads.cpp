@@ -11,75 +11,70 @@ namespace {
 constexpr const char* kOneHead = "one KV head: every mapping reads it";
 constexpr const char* kNoGroup = "every query head has a KV head of its own";
 
-std::function<void(Model&)> kv_head(std::function<std::int64_t(std::int64_t query_head)> map) {
+Plant kv_head(std::function<std::int64_t(std::int64_t query_head)> map) {
   return [map = std::move(map)](Model& m) { m.kv_head = [map](const Row& r, Side) { return map(r.query_head); }; };
 }
 
-Suspects modulo(const Evidence& e) {
+Suspects modulo(const Clues& e) {
   const std::int64_t n = e.facts.num_kv_heads;
   if (n == 1) return cannot_show(kOneHead);
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   return one(kv_head([n](std::int64_t h) { return h % n; }));
 }
 
-Suspects modulo_for_one_side(const Evidence& e) {
+Suspects modulo_for_one_side(const Clues& e) {
   const std::int64_t n = e.facts.num_kv_heads;
   if (n == 1) return cannot_show(kOneHead);
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   Suspects s;
   for (const Side wrong : {Side::value, Side::key})
-    s.list.push_back({wrong == Side::value ? "for V only" : "for K only",
-                      [n, wrong](Model& m) {
+    s.list.push_back({wrong == Side::value ? "for V only" : "for K only", [n, wrong](Model& m) {
                         m.kv_head = [n, wrong, before = m.kv_head](const Row& r, Side side) {
                           return side == wrong ? r.query_head % n : before(r, side);
                         };
-                      },
-                      false});
+                      }});
   return s;
 }
 
-Suspects shifted_group(const Evidence& e) {
+Suspects shifted_group(const Clues& e) {
   const std::int64_t group = e.facts.group, last = e.facts.num_kv_heads - 1;
   if (last == 0) return cannot_show(kOneHead);
   if (is_power_of_two(group)) return cannot_show(formatted("the group of {} query heads is a power of two", group));
   Suspects s;
   for (const std::int64_t size : {floor_power_of_two(group), ceil_power_of_two(group)})
     s.list.push_back({formatted("groups of {} instead of {}", size, group),
-                      kv_head([size, last](std::int64_t h) { return std::min(last, h / size); }), false});
+                      kv_head([size, last](std::int64_t h) { return std::min(last, h / size); })});
   return s;
 }
 
-Suspects always_zero(const Evidence& e) {
+Suspects always_zero(const Clues& e) {
   if (e.facts.num_kv_heads == 1) return cannot_show(kOneHead);
   return one(kv_head([](std::int64_t) { return 0; }));
 }
 
-Suspects next_kv_head(const Evidence& e) {
+Suspects next_kv_head(const Clues& e) {
   const std::int64_t n = e.facts.num_kv_heads, group = e.facts.group;
   if (n == 1) return cannot_show(kOneHead);
   return one(kv_head([n, group](std::int64_t h) { return (h / group + 1) % n; }));
 }
 
 /// Past the last KV head lies the next token, or the next page.
-Suspects query_head(const Evidence& e) {
+Suspects query_head(const Clues& e) {
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   return one(kv_head([](std::int64_t h) { return h; }));
 }
 
-Suspects one_per_group(const Evidence& e) {
+Suspects one_per_group(const Clues& e) {
   const std::int64_t group = e.facts.group;
   if (group == 1) return cannot_show(kNoGroup);
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  return one([group](Model& m) { change_row(m, [group](Row& r) { r.query_head = r.query_head / group * group; }); });
+  return one(row_changed([group](Row& r) { r.query_head = r.query_head / group * group; }));
 }
 
 }  // namespace
 
 void add_heads(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "heads", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "heads"};
   const char* const kMapping = "query head h reads KV head h / (num_q_heads / num_kv_heads); check how K and V were repeated";
   add("kv_head_modulo", "maps query head h to KV head h % num_kv_heads", "", kMapping, modulo);
   add("kv_head_modulo_one_side", "maps query heads to KV heads rightly for one of K and V, and by h % num_kv_heads for the other",

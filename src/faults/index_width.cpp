@@ -29,7 +29,7 @@ std::string int32_tensor(const char* name, const Tensor& t) {
 }
 
 /// A decode kernel serves the requests with query_len 1 that it sees; the rows of prefill requests come from another kernel.
-Suspects decode_query_start_loc(const Evidence& e) {
+Suspects decode_query_start_loc(const Clues& e) {
   const Tensor& t = e.facts.batch.query_start_loc;
   if (!readable(t)) return cannot_show(int32_tensor("query_start_loc", t));
   const std::vector<std::int64_t> seen = words(t);
@@ -50,7 +50,7 @@ Suspects decode_query_start_loc(const Evidence& e) {
   return rows_only(plant, formatted("the decode kernel sees query_lens {}", lengths_seen(seen)));
 }
 
-Suspects query_start_loc(const Evidence& e) {
+Suspects query_start_loc(const Clues& e) {
   const Tensor& t = e.facts.batch.query_start_loc;
   if (!readable(t)) return cannot_show(int32_tensor("query_start_loc", t));
   const std::vector<std::int64_t> seen = words(t);
@@ -58,7 +58,7 @@ Suspects query_start_loc(const Evidence& e) {
                    formatted("it sees query_lens {}", lengths_seen(seen)));
 }
 
-Suspects seq_lens(const Evidence& e) {
+Suspects seq_lens(const Clues& e) {
   const Tensor& t = e.facts.batch.seq_lens;
   if (!readable(t)) return cannot_show(int32_tensor("seq_lens", t));
   const std::vector<std::int64_t> seen = words(t);
@@ -66,7 +66,7 @@ Suspects seq_lens(const Evidence& e) {
                    formatted("it sees seq_lens {}", first_values(seen)));
 }
 
-Suspects block_table(const Evidence& e) {
+Suspects block_table(const Clues& e) {
   const Tensor* t = &e.facts.batch.block_table;
   if (!readable(*t)) return cannot_show(int32_tensor("block_table", *t));
   return one([t](Model& m) {

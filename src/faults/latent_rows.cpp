@@ -66,7 +66,7 @@ std::function<void(Model&)> row_replaced(const WrongDim& wrong) {
 constexpr const char* kOtherRows = "the cache is not of fp8_ds_mla";
 
 /// A wrong reading of codes and their scales: of dims [0, 512).
-Suspects of_latent(const Evidence& e, const char* why_not, const std::function<double(const Row656&, std::int64_t d)>& wrong) {
+Suspects of_latent(const Clues& e, const char* why_not, const std::function<double(const Row656&, std::int64_t d)>& wrong) {
   const Facts& f = e.facts;
   if (!f.has_latent_rows()) return cannot_show(kOtherRows);
   if (!any_cached(f)) return cannot_show("no row reads the cache");
@@ -78,7 +78,7 @@ Suspects of_latent(const Evidence& e, const char* why_not, const std::function<d
 }
 
 /// A wrong reading of RoPE dims, of which scores alone know.
-Suspects of_rope(const Evidence& e, const char* why_not, const std::function<double(const Row656&, std::int64_t d)>& wrong) {
+Suspects of_rope(const Clues& e, const char* why_not, const std::function<double(const Row656&, std::int64_t d)>& wrong) {
   const Facts& f = e.facts;
   if (!f.has_latent_rows()) return cannot_show(kOtherRows);
   if (!any_cached(f)) return cannot_show("no row reads the cache");
@@ -92,14 +92,14 @@ Suspects of_rope(const Evidence& e, const char* why_not, const std::function<dou
 
 constexpr const char* kSameScales = "blocks have the same scales";
 
-Suspects of_next_block(const Evidence& e) {
+Suspects of_next_block(const Clues& e) {
   return of_latent(e, kSameScales, [](const Row656& row, std::int64_t d) {
     return row.code(d) * row.scale((d / Row656::kBlockDims + 1) % Row656::kNumBlocks);
   });
 }
 
 /// The last block alone: three quarters of the dims are right.
-Suspects first_for_last(const Evidence& e) {
+Suspects first_for_last(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.has_latent_rows()) return cannot_show(kOtherRows);
   if (!any_cached(f)) return cannot_show("no row reads the cache");
@@ -111,35 +111,35 @@ Suspects first_for_last(const Evidence& e) {
   return one(row_replaced(wrong));
 }
 
-Suspects first_for_all(const Evidence& e) {
+Suspects first_for_all(const Clues& e) {
   return of_latent(e, kSameScales, [](const Row656& row, std::int64_t d) { return row.code(d) * row.scale(0); });
 }
 
-Suspects without_latent_scales(const Evidence& e) {
+Suspects without_latent_scales(const Clues& e) {
   return of_latent(e, "all scales are 1", [](const Row656& row, std::int64_t d) { return row.code(d); });
 }
 
-Suspects inverse_latent_scales(const Evidence& e) {
+Suspects inverse_latent_scales(const Clues& e) {
   return of_latent(e, "all scales are 1",
                    [](const Row656& row, std::int64_t d) { return row.code(d) / row.scale(d / Row656::kBlockDims); });
 }
 
-Suspects blocks_of_64(const Evidence& e) {
+Suspects blocks_of_64(const Clues& e) {
   return of_latent(e, kSameScales, [](const Row656& row, std::int64_t d) {
     return row.code(d) * row.scale(d / (Row656::kBlockDims / 2) % Row656::kNumBlocks);
   });
 }
 
-Suspects rope_as_codes(const Evidence& e) {
+Suspects rope_as_codes(const Clues& e) {
   return of_rope(e, "the bytes mean the same", [](const Row656& row, std::int64_t d) { return row.code(Row656::kRopeAt + d); });
 }
 
-Suspects rope_behind_codes(const Evidence& e) {
+Suspects rope_behind_codes(const Clues& e) {
   return of_rope(e, "scales and RoPE dims have the same bytes",
                  [](const Row656& row, std::int64_t d) { return row.bf16_at(Row656::kScalesAt + 2 * d); });
 }
 
-Suspects rope_scaled(const Evidence& e) {
+Suspects rope_scaled(const Clues& e) {
   return of_rope(e, "the last scale is 1",
                  [](const Row656& row, std::int64_t d) { return row.rope(d) * row.scale(Row656::kNumBlocks - 1); });
 }
@@ -147,7 +147,7 @@ Suspects rope_scaled(const Evidence& e) {
 }  // namespace
 
 void add_latent_rows(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Evidence&)) {
+  const auto add = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Clues&)) {
     list.push_back({{id, "latent_rows", text, "", next}, Rank::mistake, suspects});
   };
   const char* const kScale = "scale b of a row is of dims [128 b, 128 b + 128): print d / 128 beside the address of the scale";

@@ -28,7 +28,7 @@ Strides contiguous(CacheLayout layout, Side side, std::int64_t heads, std::int64
 
 /// Element offsets of a cache that is read with other strides.
 using Elements = std::function<void(Side, const Place&, std::int64_t head, std::span<std::int64_t>)>;
-std::function<void(Model&)> elements(Elements wrong) {
+Plant elements(Elements wrong) {
   return [wrong = std::move(wrong)](Model& m) { m.elements = wrong; };
 }
 /// Dims of the rows of K and of V.
@@ -64,7 +64,7 @@ bool differs(const Facts& f, const Elements& wrong) {
   return false;
 }
 
-Suspects misread(const Evidence& e) {
+Suspects another_layout(const Clues& e) {
   const Facts& f = e.facts;
   if (!any_cached(f)) return cannot_show(kNotCached);
   Suspects s;
@@ -72,13 +72,13 @@ Suspects misread(const Evidence& e) {
     if (layout == f.cache.layout || (layout == CacheLayout::packed && f.head_dim % x_of(f) != 0)) continue;
     const Elements wrong = as(layout, f.num_kv_heads, f.page_size, dims_of(f), x_of(f));
     if (!differs(f, wrong)) continue;
-    s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong), false});
+    s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong)});
   }
   if (s.list.empty()) s.why_not = "one KV head or one token per page: all layouts are the same";
   return s;
 }
 
-Suspects wrong_x(const Evidence& e) {
+Suspects wrong_x(const Clues& e) {
   const Facts& f = e.facts;
   if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed: there is no x");
   if (!any_cached(f)) return cannot_show(kNotCached);
@@ -87,13 +87,13 @@ Suspects wrong_x(const Evidence& e) {
   for (const std::int64_t x : {8, 16, 4, 32, 2, 1}) {
     if (x == f.cache.k.shape[4] || f.head_dim % x != 0) continue;
     const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, dims_of(f), x);
-    if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong), false});
+    if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong)});
   }
   if (s.list.empty()) s.why_not = "no other x fits, or one token per page: x does not matter";
   return s;
 }
 
-Suspects packed_v(const Evidence& e) {
+Suspects packed_v(const Clues& e) {
   const Facts& f = e.facts;
   if (f.cache.layout != CacheLayout::packed) return cannot_show("the layout is not packed");
   if (!any_cached(f)) return cannot_show(kNotCached);
@@ -106,7 +106,7 @@ Suspects packed_v(const Evidence& e) {
   });
 }
 
-Suspects swapped(const Evidence& e) {
+Suspects swapped(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_cached(*f)) return cannot_show(kNotCached);
   if (!f->has_equal_dims()) return cannot_show("K and V have head_dims of their own: no kernel takes one for the other");
@@ -119,15 +119,14 @@ Suspects swapped(const Evidence& e) {
 }
 
 /// Dims of one side in another order: the offset of dim i becomes that of dim `from(i)`.
-Suspects permuted(const Evidence& e, Side wrong) {
+Suspects permuted(const Clues& e, Side wrong) {
   const std::int64_t n = e.facts.dims_of(wrong);
   if (n == 1) return cannot_show("head_dim is 1");
   if (!any_cached(e.facts)) return cannot_show(kNotCached);
   if (wrong == Side::key && !scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   const auto add = [&](const char* detail, auto from) {
-    s.list.push_back({detail,
-                      [wrong, from, n](Model& m) {
+    s.list.push_back({detail, [wrong, from, n](Model& m) {
                         m.elements = [wrong, from, n, before = m.elements](Side side, const Place& place, std::int64_t head,
                                                                            std::span<std::int64_t> at) {
                           if (side != wrong) return before(side, place, head, at);
@@ -137,8 +136,7 @@ Suspects permuted(const Evidence& e, Side wrong) {
                           for (std::size_t i = 0; i < at.size(); ++i)
                             at[i] = right[Facts::at(from(static_cast<std::int64_t>(i)))];
                         };
-                      },
-                      false});
+                      }});
   };
   const std::int64_t half = (n + 1) / 2;
   add("halves interleaved", [half, n](std::int64_t i) { return std::min(i % 2 * half + i / 2, n - 1); });
@@ -148,10 +146,10 @@ Suspects permuted(const Evidence& e, Side wrong) {
   add("neighbours swapped", [n](std::int64_t i) { return (i ^ 1) < n ? i ^ 1 : i; });
   return s;
 }
-Suspects k_permuted(const Evidence& e) { return permuted(e, Side::key); }
-Suspects v_permuted(const Evidence& e) { return permuted(e, Side::value); }
+Suspects k_permuted(const Clues& e) { return permuted(e, Side::key); }
+Suspects v_permuted(const Clues& e) { return permuted(e, Side::value); }
 
-Suspects query_heads(const Evidence& e) {
+Suspects query_heads(const Clues& e) {
   const Facts& f = e.facts;
   if (f.group == 1) return cannot_show("as many KV heads as query heads: the strides are the same");
   const Elements wrong = as(f.cache.layout, f.num_q_heads, f.page_size, dims_of(f), x_of(f));
@@ -159,7 +157,7 @@ Suspects query_heads(const Evidence& e) {
   return one(elements(wrong));
 }
 
-Suspects padded_dims(const Evidence& e) {
+Suspects padded_dims(const Clues& e) {
   const Facts& f = e.facts;
   const Dims padded{ceil_power_of_two(f.head_dim), ceil_power_of_two(f.v_head_dim)};
   if (padded.key == f.head_dim && padded.value == f.v_head_dim)
@@ -171,7 +169,7 @@ Suspects padded_dims(const Evidence& e) {
 }
 
 /// K and V of a page side by side in one allocation, [num_pages, 2, ...]: every page is two pages further.
-Suspects interleaved(const Evidence& e) {
+Suspects interleaved(const Clues& e) {
   const Facts& f = e.facts;
   const auto sees_other = [&](std::int64_t r) {
     const Range range = cached_range(f, r);
@@ -192,13 +190,10 @@ Suspects interleaved(const Evidence& e) {
 }  // namespace
 
 void add_layout(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "layout", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "layout"};
   const char* const kLayout = "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's";
   const char* const kStrides = "take the strides from the tensor, not from the sizes of another one";
-  add("cache_layout_confused", "reads the cache in another layout", "vllm#41472, vllm#39192", kLayout, misread);
+  add("cache_layout_confused", "reads the cache in another layout", "vllm#41472, vllm#39192", kLayout, another_layout);
   add("packed_wrong_x", "reads a packed K cache with another x", "", "x = 16 / itemsize of the cache's type, not of the query's",
       wrong_x);
   add("packed_v_as_rows", "reads a packed V cache as [page_size, head_dim]", "",

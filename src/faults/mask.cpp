@@ -10,63 +10,52 @@ namespace {
 
 constexpr const char* kNoChunk = "no request has more than one row, so that there is no future key to see";
 
-Suspects one_future_key(const Evidence& e) {
+Suspects one_future_key(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->max_query_len() <= 1) return cannot_show(kNoChunk);
-  return one([f](Model& m) {
-    believe_keys(
-        m, [f](const Row& r) { return f->first_key(r.q_pos); },
-        [](const Row& r) { return std::min(r.q_pos + 1, r.seq_len - 1); });
-  });
+  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                          [](const Row& r) { return std::min(r.q_pos + 1, r.seq_len - 1); }));
 }
 
-Suspects no_mask(const Evidence& e) {
+Suspects no_mask(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->max_query_len() <= 1) return cannot_show(kNoChunk);
-  return one([f](Model& m) {
-    believe_keys(m, [f](const Row& r) { return f->first_key(r.q_pos); }, [](const Row& r) { return r.seq_len - 1; });
-  });
+  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); }, [](const Row& r) { return r.seq_len - 1; }));
 }
 
-Suspects self_excluded(const Evidence& e) {
+Suspects self_excluded(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return one([](Model& m) { drop_keys(m, [](const Row& r, std::int64_t k) { return k == r.q_pos; }); });
+  return one(keys_dropped([](const Row& r, std::int64_t k) { return k == r.q_pos; }));
 }
 
-Suspects top_left(const Evidence& e) {
+Suspects top_left(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) > 0; }))
     return cannot_show("no request has a context: both alignments of the mask are the same");
-  return one([f](Model& m) {
-    believe_keys(
-        m, [f](const Row& r) { return f->first_key(r.q_pos - r.context_len()); },
-        [](const Row& r) { return r.q_pos - r.context_len(); });
-  });
+  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos - r.context_len()); },
+                          [](const Row& r) { return r.q_pos - r.context_len(); }));
 }
 
 /// Row i sees every key that the last row of its tile of rows sees.
-Suspects by_tile(const Evidence& e) {
+Suspects by_tile(const Clues& e) {
   const Facts* f = &e.facts;
   const std::int64_t most = f->max_query_len();
   if (most <= 2) return cannot_show("no request has more than two rows: a tile of rows is all of them, or one row");
   Suspects s;
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {
     if (tile >= most) continue;
-    const auto plant = [f, tile](Model& m) {
-      believe_keys(
-          m, [f](const Row& r) { return f->first_key(r.q_pos); },
-          [tile](const Row& r) {
-            const std::int64_t i = r.q_pos - r.context_len();
-            return std::min(r.seq_len, r.context_len() + i / tile * tile + tile) - 1;
-          });
-    };
-    s.list.push_back({formatted("tiles of {} rows", tile), plant, false});
+    const auto plant = keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                                    [tile](const Row& r) {
+                                      const std::int64_t i = r.q_pos - r.context_len();
+                                      return std::min(r.seq_len, r.context_len() + i / tile * tile + tile) - 1;
+                                    });
+    s.list.push_back({formatted("tiles of {} rows", tile), plant});
   }
   return s;
 }
 
 /// Short runs of rows are draft tokens; a decode kernel gives each of them the whole sequence.
-Suspects speculative_rows(const Evidence& e) {
+Suspects speculative_rows(const Clues& e) {
   constexpr std::int64_t kMost = 16;
   const Facts* f = &e.facts;
   const auto shorter = [f](std::int64_t r) { return f->query_len(r) >= 2 && f->query_len(r) <= kMost; };
@@ -74,27 +63,21 @@ Suspects speculative_rows(const Evidence& e) {
   if (!any_request(*f, shorter)) return cannot_show(formatted("no request has 2 to {} rows", kMost));
   if (!any_request(*f, longer))
     return cannot_show(formatted("no request has more than {} rows: this is causal_mask_missing here", kMost));
-  return one([f](Model& m) {
-    believe_keys(
-        m, [f](const Row& r) { return f->first_key(r.q_pos); },
-        [](const Row& r) { return r.query_len <= kMost ? r.seq_len - 1 : r.q_pos; });
-  });
+  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                          [](const Row& r) { return r.query_len <= kMost ? r.seq_len - 1 : r.q_pos; }));
 }
 
-Suspects context_rounded(const Evidence& e) {
+Suspects context_rounded(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) % f->page_size != 0; }))
     return cannot_show(formatted("every context_len is a multiple of the page_size {}", f->page_size));
-  return one([f](Model& m) { change_row(m, [f](Row& r) { r.q_pos -= r.context_len() % f->page_size; }); });
+  return one(row_changed([f](Row& r) { r.q_pos -= r.context_len() % f->page_size; }));
 }
 
 }  // namespace
 
 void add_mask(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "mask", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "mask"};
   add("causal_sees_one_future_key", "lets a row see one key past its own position", "",
       "compare < and <= in the causal test: a key is visible if k <= q_pos", one_future_key);
   add("causal_excludes_own_key", "hides a row's own key from it", "", "compare < and <= in the causal test", self_excluded);

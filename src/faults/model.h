@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "faults/decoded_pages.h"

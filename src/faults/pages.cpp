@@ -14,7 +14,7 @@ constexpr const char* kNotCachedPages = "no row reads the cache";
 constexpr const char* kOneRequest = "there is one request";
 
 using Table = std::function<std::int64_t(std::int64_t req, std::int64_t column)>;
-std::function<void(Model&)> table(Table wrong) {
+Plant table(Table wrong) {
   return [wrong = std::move(wrong)](Model& m) { m.table = wrong; };
 }
 
@@ -35,43 +35,43 @@ bool differs(const Facts& f, const Table& wrong) {
   });
 }
 
-Suspects if_differs(const Evidence& e, const Table& wrong, const char* why_not, std::string detail = {}) {
+Suspects if_differs(const Clues& e, const Table& wrong, const char* why_not, std::string detail = {}) {
   if (!any_cached(e.facts)) return cannot_show(kNotCachedPages);
   if (!differs(e.facts, wrong)) return cannot_show(why_not);
   return one(table(wrong), std::move(detail));
 }
 
-Suspects neighbour_request(const Evidence& e) {
+Suspects neighbour_request(const Clues& e) {
   const Facts* f = &e.facts;
   const std::int64_t n = f->num_reqs;
   if (n < 2) return cannot_show(kOneRequest);
   Suspects s;
   for (const std::int64_t by : {1, -1}) {
     const Table wrong = [f, n, by](std::int64_t r, std::int64_t j) { return f->page((r + by + n) % n, j); };
-    if (differs(*f, wrong)) s.list.push_back({by == 1 ? "the next one's" : "the previous one's", table(wrong), false});
+    if (differs(*f, wrong)) s.list.push_back({by == 1 ? "the next one's" : "the previous one's", table(wrong)});
   }
   if (s.list.empty()) s.why_not = "the rows of all requests hold the same pages";
   return s;
 }
 
-Suspects first_request(const Evidence& e) {
+Suspects first_request(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_reqs < 2) return cannot_show(kOneRequest);
   return if_differs(e, [f](std::int64_t, std::int64_t j) { return f->page(0, j); }, "all requests read the pages of request 0");
 }
 
-Suspects shifted(const Evidence& e) {
+Suspects shifted(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   for (const std::int64_t by : {-1, 1}) {
     const Table wrong = [f, by](std::int64_t r, std::int64_t j) { return f->page(r, std::max<std::int64_t>(j + by, 0)); };
-    if (differs(*f, wrong)) s.list.push_back({by == 1 ? "column j + 1" : "column j - 1", table(wrong), false});
+    if (differs(*f, wrong)) s.list.push_back({by == 1 ? "column j + 1" : "column j - 1", table(wrong)});
   }
   if (s.list.empty()) s.why_not = any_cached(*f) ? "no request reads a second page" : kNotCachedPages;
   return s;
 }
 
-Suspects first_page(const Evidence& e) {
+Suspects first_page(const Clues& e) {
   const Facts* f = &e.facts;
   return if_differs(e, [f](std::int64_t r, std::int64_t) { return f->page(r, 0); }, "every row reads the first page only");
 }
@@ -89,7 +89,7 @@ bool order_shows(const Facts& f, std::int64_t req, std::int64_t j, std::int64_t 
   return false;
 }
 
-Suspects swapped_pages(const Evidence& e) {
+Suspects swapped_pages(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   bool any = false;
@@ -102,8 +102,7 @@ Suspects swapped_pages(const Evidence& e) {
                         table([f, r, j](std::int64_t req, std::int64_t column) {
                           const bool hit = req == r && (column == j || column == j + 1);
                           return f->page(req, hit ? 2 * j + 1 - column : column);
-                        }),
-                        false});
+                        })});
     }
   }
   if (s.list.empty())
@@ -112,7 +111,7 @@ Suspects swapped_pages(const Evidence& e) {
   return s;
 }
 
-Suspects reversed(const Evidence& e) {
+Suspects reversed(const Clues& e) {
   const Facts* f = &e.facts;
   const auto shows = [f](std::int64_t r) {
     const Range range = columns(*f, r);
@@ -125,7 +124,7 @@ Suspects reversed(const Evidence& e) {
   }));
 }
 
-Suspects ignored_pages(const Evidence& e) {
+Suspects ignored_pages(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_cached(*f)) return cannot_show(kNotCachedPages);
   std::vector<std::int64_t> first(Facts::at(f->num_reqs) + 1, 0);
@@ -134,14 +133,14 @@ Suspects ignored_pages(const Evidence& e) {
   Suspects s;
   const Table packed = [first](std::int64_t r, std::int64_t j) { return first[Facts::at(r)] + j; };
   const Table padded = [f](std::int64_t r, std::int64_t j) { return r * f->max_pages_per_req + j; };
-  if (differs(*f, packed)) s.list.push_back({"pages of a request follow each other, requests too", table(packed), false});
-  if (differs(*f, padded)) s.list.push_back({"request r starts at page r * max_pages_per_req", table(padded), false});
+  if (differs(*f, packed)) s.list.push_back({"pages of a request follow each other, requests too", table(packed)});
+  if (differs(*f, padded)) s.list.push_back({"request r starts at page r * max_pages_per_req", table(padded)});
   if (s.list.empty()) s.why_not = "the pages lie in order";
   return s;
 }
 
 /// Rows of the table addressed as if they were as long as the longest request needs.
-Suspects row_stride(const Evidence& e) {
+Suspects row_stride(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_reqs < 2) return cannot_show(kOneRequest);
   std::int64_t needed = 1;
@@ -154,12 +153,12 @@ Suspects row_stride(const Evidence& e) {
       "every request still finds its pages", formatted("rows of {} entries instead of {}", needed, width));
 }
 
-Suspects narrow_ids(const Evidence& e) {
+Suspects narrow_ids(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   const auto add = [&](const char* type, auto narrow) {
     const Table wrong = [f, narrow](std::int64_t r, std::int64_t j) { return narrow(f->page(r, j)); };
-    if (differs(*f, wrong)) s.list.push_back({type, table(wrong), false});
+    if (differs(*f, wrong)) s.list.push_back({type, table(wrong)});
   };
   add("uint8", [](std::int64_t id) -> std::int64_t { return static_cast<std::uint8_t>(id); });
   add("int8", [](std::int64_t id) -> std::int64_t { return static_cast<std::int8_t>(id); });
@@ -171,17 +170,10 @@ Suspects narrow_ids(const Evidence& e) {
 
 /// Another page size: position / size and position % size with the same table.
 Suspect sized(std::int64_t size, std::string detail) {
-  return {std::move(detail),
-          [size](Model& m) {
-            m.place = [size, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-              Place place = before(model, r, side, k);
-              if (place.kind != Place::Kind::cache) return place;
-              place.page = model.table(r.req, k / size);
-              place.offset = k % size;
-              return place;
-            };
-          },
-          false};
+  return {std::move(detail), cached_place_changed([size](const Model& model, const Row& r, Side, std::int64_t k, Place& place) {
+            place.page = model.table(r.req, k / size);
+            place.offset = k % size;
+          })};
 }
 /// Does a visible position lie elsewhere? Two pages that are neighbours in memory may make one of twice the size.
 bool size_shows(const Facts& f, std::int64_t size) {
@@ -203,7 +195,7 @@ bool size_shows(const Facts& f, std::int64_t size) {
   });
 }
 
-Suspects shift_for_size(const Evidence& e) {
+Suspects shift_for_size(const Clues& e) {
   const Facts* f = &e.facts;
   if (is_power_of_two(f->page_size)) return cannot_show(formatted("page_size {} is a power of two", f->page_size));
   Suspects s;
@@ -213,7 +205,7 @@ Suspects shift_for_size(const Evidence& e) {
   return s;
 }
 
-Suspects other_size(const Evidence& e) {
+Suspects other_size(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   std::vector<std::int64_t> sizes = {
@@ -229,7 +221,7 @@ Suspects other_size(const Evidence& e) {
   return s;
 }
 
-Suspects slots_reversed(const Evidence& e) {
+Suspects slots_reversed(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->page_size == 1) return cannot_show("a page holds one token");
   if (!any_cached(*f)) return cannot_show(kNotCachedPages);
@@ -241,36 +233,27 @@ Suspects slots_reversed(const Evidence& e) {
   };
   if (!any_request(*f, shows))
     return cannot_show("no row sees part of a page, and there is no ALiBi: the order of slots does not matter");
-  return one([f](Model& m) {
-    m.place = [f, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-      Place place = before(model, r, side, k);
-      if (place.kind == Place::Kind::cache) place.offset = f->page_size - 1 - place.offset;
-      return place;
-    };
-  });
+  return one(cached_place_changed(
+      [f](const Model&, const Row&, Side, std::int64_t, Place& place) { place.offset = f->page_size - 1 - place.offset; }));
 }
 
 /// Suspects with the pages of K or of V rotated by one within each request.
-Suspects rotated(const Evidence& e, Side wrong) {
+Suspects rotated(const Clues& e, Side wrong) {
   const Facts* f = &e.facts;
   if (!any_request(*f, [f](std::int64_t r) { return columns(*f, r).last >= 1; }))
     return cannot_show("no request reads two pages");
   if (wrong == Side::key && !scores_matter(*f)) return cannot_show(kOneKey);
-  return one([f, wrong](Model& m) {
-    m.place = [f, wrong, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-      Place place = before(model, r, side, k);
-      if (side != wrong || place.kind != Place::Kind::cache) return place;
-      const std::int64_t pages = std::max<std::int64_t>(columns(*f, r.req).last + 1, 1);
-      place.page = model.table(r.req, (k / f->page_size + 1) % pages);
-      return place;
-    };
-  });
+  return one(cached_place_changed([f, wrong](const Model& model, const Row& r, Side side, std::int64_t k, Place& place) {
+    if (side != wrong) return;
+    const std::int64_t pages = std::max<std::int64_t>(columns(*f, r.req).last + 1, 1);
+    place.page = model.table(r.req, (k / f->page_size + 1) % pages);
+  }));
 }
-Suspects k_rotated(const Evidence& e) { return rotated(e, Side::key); }
-Suspects v_rotated(const Evidence& e) { return rotated(e, Side::value); }
+Suspects k_rotated(const Clues& e) { return rotated(e, Side::key); }
+Suspects v_rotated(const Clues& e) { return rotated(e, Side::value); }
 
 /// page * page_stride + ... kept in 32 bits.
-Suspects offset_32_bit(const Evidence& e) {
+Suspects offset_32_bit(const Clues& e) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   const Facts* f = &e.facts;
   const auto page_far = [&](Side side) {
@@ -285,8 +268,7 @@ Suspects offset_32_bit(const Evidence& e) {
   if (!page_far(Side::key) && !page_far(Side::value)) return cannot_show("every element offset in use is below 2^31");
   Suspects s;
   for (const bool is_signed : {false, true})
-    s.list.push_back({is_signed ? "int32" : "uint32",
-                      [is_signed](Model& m) {
+    s.list.push_back({is_signed ? "int32" : "uint32", [is_signed](Model& m) {
                         m.elements = [is_signed, before = m.elements](Side side, const Place& place, std::int64_t head,
                                                                       std::span<std::int64_t> at) {
                           before(side, place, head, at);
@@ -294,17 +276,14 @@ Suspects offset_32_bit(const Evidence& e) {
                             i = is_signed ? static_cast<std::int64_t>(static_cast<std::int32_t>(i))
                                           : static_cast<std::int64_t>(static_cast<std::uint32_t>(i));
                         };
-                      },
-                      false});
+                      }});
   return s;
 }
 
 }  // namespace
 
 void add_pages(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&),
-                       Rank rank = Rank::mistake) { list.push_back({{id, "pages", text, seen, next}, rank, suspects}); };
+  const Family add{list, "pages"};
   const char* const kIndex = "page = block_table[request][position / page_size], offset = position % page_size";
   const char* const kStride = "pass the row stride of block_table; it is not the number of pages in use";
   const char* const kSize = "compare the allocator's page size with the kernel's";

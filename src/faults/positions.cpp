@@ -5,79 +5,51 @@
 #include <cstring>
 
 #include "faults/families.h"
-#include "text/formatted.h"
 
 namespace quire::faults_detail {
 namespace {
-
-using Plant = std::function<void(Model&)>;
-
-constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
-
-bool same_keys(const std::vector<Key>& a, const std::vector<Key>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const Key& x, const Key& y) { return x.position == y.position && x.weight == y.weight; });
-}
-
-/// Whether one of the first rows folds in other keys, or folds in the same keys from another position with ALiBi slopes.
-bool changes_a_row(const Facts& f, const Plant& plant) {
-  const Model truth(f);
-  Model wrong(f);
-  plant(wrong);
-  std::vector<Key> right, other;
-  for (std::int64_t token = 0; token < std::min(f.num_tokens, kRowsCompared); ++token) {
-    right.clear();
-    other.clear();
-    const Row row = truth.row(token, 0), believed = wrong.row(token, 0);
-    truth.keys(row, right);
-    wrong.keys(believed, other);
-    if (!same_keys(right, other)) return true;
-  }
-  return false;
-}
-
-Suspects if_it_shows(const Facts& f, Plant plant, const std::string& why_not, bool is_of_rows = false) {
-  if (f.has_shapes && !is_of_rows) return cannot_show("the mask has a chunk, a prefix, spans or a tree");
-  if (!changes_a_row(f, plant)) return cannot_show(why_not);
-  return is_of_rows ? rows_only(std::move(plant)) : one(std::move(plant));
-}
 
 bool any_non_causal(const Facts& f) {
   return any_request(f, [&](std::int64_t r) { return !f.causal[Facts::at(r)]; });
 }
 
 constexpr const char* kAllCausal = "every request is causal";
-constexpr const char* kSameKeys = "every row sees the same keys all the same";
+constexpr const char* kShaped = "the mask has a chunk, a prefix, spans or a tree";
 
 /// The mask from other ends: keys first(row) to last(row), as far as they exist.
-Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
-  return [first = std::move(first), last = std::move(last)](Model& m) {
-    believe_keys(m, first, [last](const Row& r) { return std::min(last(r), r.seq_len - 1); });
-  };
+Suspects other_keys(const Clues& e, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last,
+                    const char* why_not = kSameKeys) {
+  if (e.facts.has_shapes) return cannot_show(kShaped);
+  const auto existing = [last = std::move(last)](const Row& r) { return std::min(last(r), r.seq_len - 1); };
+  return if_it_changes_a_row(e.facts, keys_between(first, existing), why_not);
+}
+/// The mask from another end: keys from the first one that the window leaves to last(row).
+Suspects other_last_key(const Clues& e, std::function<std::int64_t(const Row&)> last, const char* why_not = kSameKeys) {
+  return other_keys(e, [f = &e.facts](const Row& r) { return f->first_key(r.q_pos); }, std::move(last), why_not);
 }
 
 // --- causal -------------------------------------------------------------------------------------------------------------
 
 /// The flag of request `of(r)` for the rows of r.
-Suspects flag(const Evidence& e, std::function<bool(const Row&)> of) {
+Suspects flag(const Clues& e, std::function<bool(const Row&)> of) {
   const Facts* f = &e.facts;
   if (!any_non_causal(*f)) return cannot_show(kAllCausal);
-  return if_it_shows(*f, [of = std::move(of)](Model& m) { change_row(m, [of](Row& r) { r.causal = of(r); }); }, kSameKeys, true);
+  return rows_only_if_changed(*f, [of = std::move(of)](Row& r) { r.causal = of(r); });
 }
 
-Suspects flag_ignored(const Evidence& e) {
+Suspects flag_ignored(const Clues& e) {
   return flag(e, [](const Row&) { return true; });
 }
-Suspects flag_never(const Evidence& e) {
+Suspects flag_never(const Clues& e) {
   return flag(e, [](const Row&) { return false; });
 }
-Suspects flag_inverted(const Evidence& e) {
+Suspects flag_inverted(const Clues& e) {
   return flag(e, [](const Row& r) { return !r.causal; });
 }
-Suspects flag_of_first(const Evidence& e) {
+Suspects flag_of_first(const Clues& e) {
   return flag(e, [f = &e.facts](const Row&) { return static_cast<bool>(f->causal[0]); });
 }
-Suspects flag_of_next(const Evidence& e) {
+Suspects flag_of_next(const Clues& e) {
   return flag(e, [f = &e.facts](const Row& r) { return static_cast<bool>(f->causal[Facts::at((r.req + 1) % f->num_reqs)]); });
 }
 
@@ -90,26 +62,22 @@ constexpr const char* kNoKeyBegin = "key_begin is absent, or 0 for every request
 
 std::int64_t key_begin(const Facts& f, const Row& r) { return f.key_begin[Facts::at(r.req)]; }
 
-Suspects causal_without_key_begin(const Evidence& e) {
+Suspects causal_without_key_begin(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_key_begin(*f)) return cannot_show(kNoKeyBegin);
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                                  [f](const Row& r) { return f->last_key(r.q_pos + key_begin(*f, r), r.causal); }),
-                     kSameKeys);
+  return other_last_key(e, [f](const Row& r) { return f->last_key(r.q_pos + key_begin(*f, r), r.causal); });
 }
 
-Suspects window_without_key_begin(const Evidence& e) {
+Suspects window_without_key_begin(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_key_begin(*f) || !f->windowed()) return cannot_show(f->windowed() ? kNoKeyBegin : "no sliding window is set");
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return f->first_key(r.q_pos + key_begin(*f, r)); },
-                                  [f](const Row& r) { return f->last_key(r.q_pos, r.causal); }),
-                     kSameKeys);
+  return other_keys(
+      e, [f](const Row& r) { return f->first_key(r.q_pos + key_begin(*f, r)); },
+      [f](const Row& r) { return f->last_key(r.q_pos, r.causal); });
 }
 
 /// A distance that is wrong by the same for every key shows beside a sink, or in an lse.
-Suspects alibi_without_key_begin(const Evidence& e) {
+Suspects alibi_without_key_begin(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_key_begin(*f)) return cannot_show(kNoKeyBegin);
   if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
@@ -127,33 +95,33 @@ Suspects alibi_without_key_begin(const Evidence& e) {
 
 // --- q_begin ------------------------------------------------------------------------------------------------------------
 
-Suspects moved_rows(const Evidence& e, std::function<std::int64_t(const Row&)> by, const char* why_not) {
+Suspects moved_rows(const Clues& e, std::function<std::int64_t(const Row&)> by) {
   const Facts* f = &e.facts;
   if (f->causal_at_end() && !f->batch.q_begin.present()) return cannot_show("rows stand at the end of their keys");
-  return if_it_shows(*f, [by = std::move(by)](Model& m) { change_row(m, [by](Row& r) { r.q_pos += by(r); }); }, why_not, true);
+  return rows_only_if_changed(*f, [by = std::move(by)](Row& r) { r.q_pos += by(r); });
 }
 
-Suspects q_begin_ignored(const Evidence& e) {
+Suspects q_begin_ignored(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->batch.q_begin.present()) return cannot_show("q_begin is absent");
-  return moved_rows(e, [f](const Row& r) { return r.context_len() - f->first_position(r.req); }, kSameKeys);
+  return moved_rows(e, [f](const Row& r) { return r.context_len() - f->first_position(r.req); });
 }
-Suspects q_begin_one_early(const Evidence& e) {
+Suspects q_begin_one_early(const Clues& e) {
   if (!e.facts.batch.q_begin.present()) return cannot_show("q_begin is absent");
-  return moved_rows(e, [](const Row&) { return std::int64_t{-1}; }, kSameKeys);
+  return moved_rows(e, [](const Row&) { return std::int64_t{-1}; });
 }
-Suspects q_begin_one_late(const Evidence& e) {
+Suspects q_begin_one_late(const Clues& e) {
   if (!e.facts.batch.q_begin.present()) return cannot_show("q_begin is absent");
-  return moved_rows(e, [](const Row&) { return std::int64_t{1}; }, kSameKeys);
+  return moved_rows(e, [](const Row&) { return std::int64_t{1}; });
 }
 
 /// FlashAttention 2.0 and others align a mask that is not square with the first key.
-Suspects rows_at_first_key(const Evidence& e) {
+Suspects rows_at_first_key(const Clues& e) {
   const Facts* f = &e.facts;
-  return moved_rows(e, [f](const Row& r) { return -f->first_position(r.req); }, kSameKeys);
+  return moved_rows(e, [f](const Row& r) { return -f->first_position(r.req); });
 }
 
-Suspects q_begin_as_int32(const Evidence& e) {
+Suspects q_begin_as_int32(const Clues& e) {
   const Facts* f = &e.facts;
   const Tensor& t = f->batch.q_begin;
   if (!t.present() || t.dtype != DType::i64 || t.stride[0] != 1)
@@ -163,69 +131,59 @@ Suspects q_begin_as_int32(const Evidence& e) {
     std::memcpy(&value, data + i * 4, sizeof value);
     return std::int64_t{value};
   };
-  return moved_rows(e, [f, word](const Row& r) { return word(r.req) - f->q_begin[Facts::at(r.req)]; }, kSameKeys);
+  return moved_rows(e, [f, word](const Row& r) { return word(r.req) - f->q_begin[Facts::at(r.req)]; });
 }
 
 // --- windows ------------------------------------------------------------------------------------------------------------
 
-Suspects right_window(const Evidence& e, std::int64_t by) {
+Suspects right_window(const Clues& e, std::int64_t by) {
   const Facts* f = &e.facts;
   if (!f->options.window_right) return cannot_show("window_right is absent");
   if (*f->options.window_right + by < 0) return cannot_show("window_right is 0: there is no smaller one");
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                                  [f, by](const Row& r) { return f->last_key(r.q_pos, r.causal) + (r.causal ? 0 : by); }),
-                     kSameKeys);
+  return other_last_key(e, [f, by](const Row& r) { return f->last_key(r.q_pos, r.causal) + (r.causal ? 0 : by); });
 }
-Suspects right_window_long(const Evidence& e) { return right_window(e, 1); }
-Suspects right_window_short(const Evidence& e) { return right_window(e, -1); }
+Suspects right_window_long(const Clues& e) { return right_window(e, 1); }
+Suspects right_window_short(const Clues& e) { return right_window(e, -1); }
 
-Suspects right_window_ignored(const Evidence& e) {
+Suspects right_window_ignored(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.window_right) return cannot_show("window_right is absent");
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                                  [](const Row& r) { return r.causal ? r.q_pos : r.seq_len - 1; }),
-                     kSameKeys);
+  return other_last_key(e, [](const Row& r) { return r.causal ? r.q_pos : r.seq_len - 1; });
 }
 
-Suspects right_window_of_causal(const Evidence& e) {
+Suspects right_window_of_causal(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.window_right) return cannot_show("window_right is absent");
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                                  [f](const Row& r) { return f->last_key(r.q_pos, false); }),
-                     "no causal request has later keys");
+  return other_last_key(e, [f](const Row& r) { return f->last_key(r.q_pos, false); }, "no causal request has later keys");
 }
 
-Suspects left_window_of_causal_only(const Evidence& e) {
+Suspects left_window_of_causal_only(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->windowed()) return cannot_show("no sliding window is set");
   if (!any_non_causal(*f)) return cannot_show(kAllCausal);
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return r.causal ? f->first_key(r.q_pos) : 0; },
-                                  [f](const Row& r) { return f->last_key(r.q_pos, r.causal); }),
-                     kSameKeys);
+  return other_keys(
+      e, [f](const Row& r) { return r.causal ? f->first_key(r.q_pos) : 0; },
+      [f](const Row& r) { return f->last_key(r.q_pos, r.causal); });
 }
 
 // --- keys ---------------------------------------------------------------------------------------------------------------
 
-Suspects as_many_keys_as_rows(const Evidence& e) {
+Suspects as_many_keys_as_rows(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_non_causal(*f)) return cannot_show(kAllCausal);
-  return if_it_shows(*f,
-                     keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                                  [f](const Row& r) {
-                                    const std::int64_t last = f->last_key(r.q_pos, r.causal);
-                                    return r.causal ? last : std::min(last, r.query_len - 1);
-                                  }),
-                     "no request that is not causal has more keys than rows");
+  return other_last_key(
+      e,
+      [f](const Row& r) {
+        const std::int64_t last = f->last_key(r.q_pos, r.causal);
+        return r.causal ? last : std::min(last, r.query_len - 1);
+      },
+      "no request that is not causal has more keys than rows");
 }
 
-Suspects alibi_symmetric(const Evidence& e) {
+Suspects alibi_symmetric(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
-  if (f->has_shapes) return cannot_show("the mask has a chunk, a prefix, spans or a tree");
+  if (f->has_shapes) return cannot_show(kShaped);
   const bool sees_later = any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
     const std::int64_t last = std::min(f->last_key(q_pos, f->causal[Facts::at(r)]), f->seq_lens[Facts::at(r)] - 1);
     return last > q_pos && f->num_visible(r, q_pos) > 1;
@@ -239,39 +197,33 @@ Suspects alibi_symmetric(const Evidence& e) {
 }
 
 /// Faults in the result of a row that sees no key and has no sink.
-Suspects of_rows_without_keys(const Evidence& e, std::function<void(RowResult&)> change) {
+Suspects of_rows_without_keys(const Clues& e, std::function<void(RowResult&)> change) {
   const Facts* f = &e.facts;
   if (f->options.sinks.present()) return cannot_show("there are sinks: no row has an empty softmax");
   if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) { return f->num_visible(r, q_pos) == 0; }))
     return cannot_show("every row sees a key");
-  return one([change = std::move(change)](Model& m) {
-    m.finish = [change, before = m.finish](const Row& row, RowResult& result) {
-      before(row, result);
-      if (result.lse == kNegInf) change(result);
-    };
-  });
+  return one(result_changed([change](const Row&, RowResult& result) {
+    if (result.lse == kNegInf) change(result);
+  }));
 }
 
-Suspects no_key_is_nan(const Evidence& e) {
+Suspects no_key_is_nan(const Clues& e) {
   return of_rows_without_keys(e, [](RowResult& r) { std::fill(r.out.begin(), r.out.end(), kNaN); });
 }
-Suspects no_key_is_not_written(const Evidence& e) {
+Suspects no_key_is_not_written(const Clues& e) {
   return of_rows_without_keys(e, [](RowResult& r) { r.written = false; });
 }
-Suspects empty_lse(const Evidence& e, double lse) {
+Suspects empty_lse(const Clues& e, double lse) {
   if (!e.facts.batch.lse.present()) return cannot_show("lse is absent");
   return of_rows_without_keys(e, [lse](RowResult& r) { r.lse = lse; });
 }
-Suspects no_key_lse_is_zero(const Evidence& e) { return empty_lse(e, 0); }
-Suspects no_key_lse_is_infinite(const Evidence& e) { return empty_lse(e, -kNegInf); }
+Suspects no_key_lse_is_zero(const Clues& e) { return empty_lse(e, 0); }
+Suspects no_key_lse_is_infinite(const Clues& e) { return empty_lse(e, -kNegInf); }
 
 }  // namespace
 
 void add_positions(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "positions", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "positions"};
   const char* const kFlag = "causal is data of each request: look for where the mask is chosen, once a launch or once a request";
   const char* const kBegin = "key j of a request is at key_begin + j, row i at q_begin + i: subtract both or neither";
   const char* const kEmpty = "a row without keys gives 0 and lse -inf: test for an empty sum before the division";

@@ -2,7 +2,6 @@
 // The catalogue of faults of ranks that share a context: of the keys that a rank attends to, and of the merge.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 #include <numeric>
 

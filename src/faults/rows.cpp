@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults of rows: the set of output rows that are written, their query rows, and the place of the result.
 #include <algorithm>
-#include <numeric>
 
 #include "faults/families.h"
 #include "text/formatted.h"
@@ -11,19 +10,19 @@ namespace {
 
 using Skip = std::function<bool(const Row&)>;
 
-std::function<void(Model&)> never_writes(Skip skip) {
-  return [skip = std::move(skip)](Model& m) { change_row(m, [skip](Row& r) { r.written = r.written && !skip(r); }); };
+Plant never_writes(Skip skip) {
+  return row_changed([skip](Row& r) { r.written = r.written && !skip(r); });
 }
 Suspect skips(std::string detail, Skip skip) { return {std::move(detail), never_writes(std::move(skip)), true}; }
 
 std::int64_t row_in_request(const Row& r) { return r.token - r.first_token; }
 
-Suspects nothing_written(const Evidence& e) {
+Suspects nothing_written(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return rows_only(never_writes([](const Row&) { return true; }));
 }
 
-Suspects last_row(const Evidence& e) {
+Suspects last_row(const Clues& e) {
   const std::int64_t last = e.facts.num_tokens - 1;
   if (last < 1) return cannot_show("the batch has fewer than two rows");
   return rows_only(never_writes([last](const Row& r) { return r.token == last; }), formatted("row {}", last));
@@ -33,19 +32,19 @@ bool has_decode_rows(const Facts& f) {
   return any_request(f, [&f](std::int64_t r) { return f.query_len(r) == 1; });
 }
 
-Suspects decode_rows(const Evidence& e) {
+Suspects decode_rows(const Clues& e) {
   if (!has_decode_rows(e.facts)) return cannot_show("no request has query_len 1");
   if (e.facts.max_query_len() <= 1) return cannot_show("every request has query_len 1: this is output_not_written here");
   return rows_only(never_writes([](const Row& r) { return r.query_len == 1; }));
 }
 
-Suspects prefill_rows(const Evidence& e) {
+Suspects prefill_rows(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has query_len > 1");
   if (!has_decode_rows(e.facts)) return cannot_show("every request has query_len > 1: this is output_not_written here");
   return rows_only(never_writes([](const Row& r) { return r.query_len > 1; }));
 }
 
-Suspects request(const Evidence& e) {
+Suspects request(const Clues& e) {
   std::vector<std::int64_t> order = requests_to_try(e);
   if (order.size() < 2) return cannot_show("fewer than two requests have rows");
   // Planted: not the last one, which last_row_not_written could explain.
@@ -57,7 +56,7 @@ Suspects request(const Evidence& e) {
   return s;
 }
 
-Suspects past_max_query_len(const Evidence& e) {
+Suspects past_max_query_len(const Clues& e) {
   const std::int64_t most = e.facts.max_query_len();
   if (most <= 1) return cannot_show("no request has more than one row");
   std::vector<std::int64_t> caps;
@@ -75,7 +74,7 @@ Suspects past_max_query_len(const Evidence& e) {
 }
 
 /// Suspects of a grid of query_len / tile programs: no program computes the last, partial tile.
-Suspects partial_tile(const Evidence& e) {
+Suspects partial_tile(const Clues& e) {
   Suspects s;
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {
     const auto cut = [&](std::int64_t r) { return e.facts.query_len(r) > tile && e.facts.query_len(r) % tile != 0; };
@@ -87,7 +86,7 @@ Suspects partial_tile(const Evidence& e) {
   return s;
 }
 
-Suspects heads_past_cap(const Evidence& e) {
+Suspects heads_past_cap(const Clues& e) {
   const std::int64_t n = e.facts.num_q_heads;
   if (n == 1) return cannot_show("there is one query head");
   std::vector<std::int64_t> caps;
@@ -101,7 +100,7 @@ Suspects heads_past_cap(const Evidence& e) {
 }
 
 /// A decode kernel that skips query_len > 1 only: a request without rows is served at query_start_loc[r], its neighbour's row.
-Suspects empty_request(const Evidence& e) {
+Suspects empty_request(const Clues& e) {
   const Facts* f = &e.facts;
   std::vector<std::int64_t> owner(Facts::at(f->num_tokens), -1);
   bool any = false;
@@ -112,11 +111,9 @@ Suspects empty_request(const Evidence& e) {
     any = true;
   }
   if (!any) return cannot_show("no request with query_len 0 stands before another one's rows");
-  return rows_only([f, owner](Model& m) {
-    change_row(m, [f, owner](Row& r) {
-      if (const std::int64_t req = owner[Facts::at(r.token)]; req >= 0) r = decode_row(*f, r, req);
-    });
-  });
+  return rows_only(row_changed([f, owner](Row& r) {
+    if (const std::int64_t req = owner[Facts::at(r.token)]; req >= 0) r = decode_row(*f, r, req);
+  }));
 }
 
 /// The result of `from` in place of the right one.
@@ -131,7 +128,7 @@ void take_row(Model& m, std::function<RowHead(std::int64_t token, std::int64_t h
   };
 }
 
-Suspects shifted_rows(const Evidence& e) {
+Suspects shifted_rows(const Clues& e) {
   const std::int64_t n = e.facts.num_tokens;
   if (n < 2) return cannot_show("the batch has fewer than two rows");
   Suspects s;
@@ -145,7 +142,7 @@ Suspects shifted_rows(const Evidence& e) {
 }
 
 /// Rows in the order of requests `order`.
-Suspects reordered(const Evidence& e) {
+Suspects reordered(const Clues& e) {
   const Facts& f = e.facts;
   std::vector<std::int64_t> batch;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
@@ -175,14 +172,14 @@ Suspects reordered(const Evidence& e) {
   return s;
 }
 
-Suspects neighbour_head(const Evidence& e) {
+Suspects neighbour_head(const Clues& e) {
   const std::int64_t n = e.facts.num_q_heads;
   if (n < 2) return cannot_show("there is one query head");
   return rows_only(
       [n](Model& m) { take_row(m, [n](std::int64_t t, std::int64_t h) { return RowHead{t, (h ^ 1) < n ? h ^ 1 : h}; }); });
 }
 
-Suspects transposed(const Evidence& e) {
+Suspects transposed(const Clues& e) {
   const std::int64_t heads = e.facts.num_q_heads, tokens = e.facts.num_tokens;
   if (heads < 2 || tokens < 2) return cannot_show("one head or one row: both orders are the same");
   return rows_only([heads, tokens](Model& m) {
@@ -193,7 +190,7 @@ Suspects transposed(const Evidence& e) {
   });
 }
 
-Suspects repeated_last_row(const Evidence& e) {
+Suspects repeated_last_row(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has more than one row");
   return rows_only([](Model& m) {
     m.row = [before = m.row](std::int64_t token, std::int64_t head) {
@@ -205,112 +202,91 @@ Suspects repeated_last_row(const Evidence& e) {
   });
 }
 
-Suspects neighbour_query(const Evidence& e) {
+Suspects neighbour_query(const Clues& e) {
   const std::int64_t last = e.facts.num_tokens - 1;
   if (last < 1) return cannot_show("the batch has fewer than two rows");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   for (const std::int64_t by : {1, -1})
     s.list.push_back({by == 1 ? "the row below" : "the row above",
-                      [by, last](Model& m) {
-                        change_row(m,
-                                   [by, last](Row& r) { r.query_token = std::clamp<std::int64_t>(r.query_token + by, 0, last); });
-                      },
+                      row_changed([by, last](Row& r) { r.query_token = std::clamp<std::int64_t>(r.query_token + by, 0, last); }),
                       true});
   return s;
 }
 
-Suspects first_query_of_request(const Evidence& e) {
+Suspects first_query_of_request(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has more than one row");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  return rows_only([](Model& m) { change_row(m, [](Row& r) { r.query_token = r.first_token; }); });
+  return rows_only(row_changed([](Row& r) { r.query_token = r.first_token; }));
 }
 
 /// Suspects of a kernel that assumes one query row per sequence: row r belongs to request r.
-Suspects request_index(const Evidence& e) {
+Suspects request_index(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens == f->num_reqs && f->max_query_len() <= 1) return cannot_show("row r is the one row of request r");
-  return rows_only([f](Model& m) {
-    change_row(m, [f](Row& r) {
-      if (r.token < f->num_reqs) {
-        r = decode_row(*f, r, r.token);
-      } else {
-        r.written = false;
-      }
-    });
-  });
+  return rows_only(row_changed([f](Row& r) {
+    if (r.token < f->num_reqs) {
+      r = decode_row(*f, r, r.token);
+    } else {
+      r.written = false;
+    }
+  }));
 }
 
-Suspects zero(const Evidence& e) {
+Suspects all_zero(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return one([](Model& m) {
-    m.finish = [before = m.finish](const Row& r, RowResult& result) {
-      before(r, result);
-      std::fill(result.out.begin(), result.out.end(), 0.0);
-    };
-  });
+  return one(result_changed([](const Row&, RowResult& result) { std::fill(result.out.begin(), result.out.end(), 0.0); }));
 }
 
-Suspects zero_tail_dims(const Evidence& e) {
+Suspects zero_tail_dims(const Clues& e) {
   const std::int64_t dims = e.facts.v_head_dim;
   if (dims == 1) return cannot_show("head_dim is 1");
   Suspects s;
   for (const std::int64_t cut : shorter_dims(dims))
-    s.list.push_back({formatted("dims {} .. {}", cut, dims - 1),
-                      [cut](Model& m) {
-                        m.finish = [cut, before = m.finish](const Row& r, RowResult& result) {
-                          before(r, result);
-                          std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
-                        };
-                      },
-                      false});
+    s.list.push_back({formatted("dims {} .. {}", cut, dims - 1), result_changed([cut](const Row&, RowResult& result) {
+                        std::fill(result.out.begin() + std::min(cut, std::ssize(result.out)), result.out.end(), 0.0);
+                      })});
   return s;
 }
 
 }  // namespace
 
 void add_rows(std::vector<Fault>& list) {
-  const auto add = [&](Rank rank, const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "rows", text, seen, next}, rank, suspects});
-  };
+  const Family add{list, "rows"};
   const char* const kGrid = "compare the launch grid with the largest query_len of the batch";
   const char* const kIndex = "look at how a program finds its row: query_start_loc[r] + i for both the load and the store";
-  add(Rank::symptom, "output_not_written", "never writes its output", "", "look for a launch that failed or was skipped",
-      nothing_written);
-  add(Rank::symptom, "output_zero", "writes zeros", "",
-      "look for an accumulator that is never stored, or a loop over keys that never runs", zero);
-  add(Rank::mistake, "output_tail_dims_zero", "writes zeros into the last dims", "vllm#34570",
+  add("output_not_written", "never writes its output", "", "look for a launch that failed or was skipped", nothing_written,
+      Rank::symptom);
+  add("output_zero", "writes zeros", "", "look for an accumulator that is never stored, or a loop over keys that never runs",
+      all_zero, Rank::symptom);
+  add("output_tail_dims_zero", "writes zeros into the last dims", "vllm#34570",
       "look at the loop over dims: a vector width or a tile that does not divide head_dim", zero_tail_dims);
-  add(Rank::symptom, "last_row_not_written", "never writes the last row", "", kGrid, last_row);
-  add(Rank::mistake, "decode_rows_not_written", "never writes the rows of requests with query_len 1", "vllm#28490",
+  add("last_row_not_written", "never writes the last row", "", kGrid, last_row, Rank::symptom);
+  add("decode_rows_not_written", "never writes the rows of requests with query_len 1", "vllm#28490",
       "was a decode kernel launched? Does it find query_len 1 in the query_start_loc that it reads?", decode_rows);
-  add(Rank::mistake, "prefill_rows_not_written", "never writes the rows of requests with query_len > 1", "",
+  add("prefill_rows_not_written", "never writes the rows of requests with query_len > 1", "",
       "max_query_len <= 1 while the batch holds a prefill: the prefill kernel was not launched", prefill_rows);
-  add(Rank::symptom, "request_not_written", "never writes the rows of one request", "", kGrid, request);
-  add(Rank::mistake, "rows_past_max_query_len_not_written", "never writes rows past a max_query_len that is too small", "", kGrid,
+  add("request_not_written", "never writes the rows of one request", "", kGrid, request, Rank::symptom);
+  add("rows_past_max_query_len_not_written", "never writes rows past a max_query_len that is too small", "", kGrid,
       past_max_query_len);
-  add(Rank::mistake, "partial_row_tile_not_written", "never writes the last, partial tile of rows of a request", "",
+  add("partial_row_tile_not_written", "never writes the last, partial tile of rows of a request", "",
       "round the number of row tiles up", partial_tile);
-  add(Rank::symptom, "heads_past_cap_not_written", "never writes the heads past a cap", "",
-      "compare the launch grid with num_q_heads, also when the group size was rounded", heads_past_cap);
-  add(Rank::mistake, "empty_request_overwrites_neighbour",
-      "serves a request with query_len 0 and so overwrites the first row of the next one", "",
-      "skip query_len != 1 in the decode kernel, not only query_len > 1", empty_request);
-  add(Rank::mistake, "rows_shifted_by_one", "writes every row into its neighbour's place", "", kIndex, shifted_rows);
-  add(Rank::mistake, "batch_order_not_restored", "reorders the requests and writes the rows in the new order", "",
+  add("heads_past_cap_not_written", "never writes the heads past a cap", "",
+      "compare the launch grid with num_q_heads, also when the group size was rounded", heads_past_cap, Rank::symptom);
+  add("empty_request_overwrites_neighbour", "serves a request with query_len 0 and so overwrites the first row of the next one",
+      "", "skip query_len != 1 in the decode kernel, not only query_len > 1", empty_request);
+  add("rows_shifted_by_one", "writes every row into its neighbour's place", "", kIndex, shifted_rows);
+  add("batch_order_not_restored", "reorders the requests and writes the rows in the new order", "",
       "apply the inverse permutation to the output", reordered);
-  add(Rank::mistake, "heads_swapped_in_pairs", "writes head h where head h ^ 1 belongs", "",
-      "look at the head index of the store", neighbour_head);
-  add(Rank::mistake, "output_transposed",
-      "writes [num_q_heads, num_tokens, head_dim] where [num_tokens, num_q_heads, head_dim] belongs", "",
+  add("heads_swapped_in_pairs", "writes head h where head h ^ 1 belongs", "", "look at the head index of the store",
+      neighbour_head);
+  add("output_transposed", "writes [num_q_heads, num_tokens, head_dim] where [num_tokens, num_q_heads, head_dim] belongs", "",
       "transpose before the copy; check which order the library returns", transposed);
-  add(Rank::mistake, "rows_repeat_the_last", "writes a request's last row for each of its rows", "",
+  add("rows_repeat_the_last", "writes a request's last row for each of its rows", "",
       "look for a decode kernel that broadcasts over the rows of a request", repeated_last_row);
-  add(Rank::mistake, "query_of_neighbour_row", "loads the query of the neighbouring row", "", kIndex, neighbour_query);
-  add(Rank::mistake, "query_of_first_row", "loads the first query row of a request for each of its rows", "", kIndex,
-      first_query_of_request);
-  add(Rank::mistake, "row_is_request_index", "takes the request index for the row index, as if every request had one row", "",
+  add("query_of_neighbour_row", "loads the query of the neighbouring row", "", kIndex, neighbour_query);
+  add("query_of_first_row", "loads the first query row of a request for each of its rows", "", kIndex, first_query_of_request);
+  add("row_is_request_index", "takes the request index for the row index, as if every request had one row", "",
       "a decode kernel called without query_start_loc serves row r for request r", request_index);
 }
 

@@ -53,7 +53,7 @@ bool differs(const Facts& f, Side side, const Wrong& wrong) {
   return tokens ? 4 * plainly > all : any;
 }
 
-std::function<void(Model&)> replaced(const Facts& f, const Wrong& wrong, bool key, bool value) {
+Plant replaced(const Facts& f, const Wrong& wrong, bool key, bool value) {
   return [&f, wrong, key, value](Model& m) {
     m.scale = [truth = std::make_shared<Model>(f), wrong, key, value, before = m.scale](Side side, const Place& place,
                                                                                         std::int64_t head) {
@@ -65,29 +65,29 @@ std::function<void(Model&)> replaced(const Facts& f, const Wrong& wrong, bool ke
 
 double one_everywhere(const Model&, Side, const Place&, std::int64_t) { return 1; }
 
-Suspects dropped(const Evidence& e, Side side) {
+Suspects dropped(const Clues& e, Side side) {
   const Facts& f = e.facts;
   if (!tensor(f, side).present()) return cannot_show(formatted("there is no {}", name_of(side)));
   if (!differs(f, side, one_everywhere))
     return cannot_show(formatted("{} is 1, or nothing that it scales matters", name_of(side)));
   return one(replaced(f, one_everywhere, side == Side::key, side == Side::value));
 }
-Suspects k_dropped(const Evidence& e) { return dropped(e, Side::key); }
-Suspects v_dropped(const Evidence& e) { return dropped(e, Side::value); }
+Suspects k_dropped(const Clues& e) { return dropped(e, Side::key); }
+Suspects v_dropped(const Clues& e) { return dropped(e, Side::value); }
 
 /// Suspects with a wrong scale of K and V, of K alone and of V alone, as far as each changes a value.
-Suspects either(const Evidence& e, const Wrong& wrong, const char* why_not) {
+Suspects either(const Clues& e, const Wrong& wrong, const char* why_not) {
   const Facts& f = e.facts;
   const bool k = differs(f, Side::key, wrong), v = differs(f, Side::value, wrong);
   Suspects s;
-  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true), false});
-  if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false), false});
-  if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true), false});
+  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true)});
+  if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false)});
+  if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true)});
   if (s.list.empty()) s.why_not = why_not;
   return s;
 }
 
-Suspects swapped_scales(const Evidence& e) {
+Suspects swapped_scales(const Clues& e) {
   const Wrong wrong = [](const Model& truth, Side side, const Place& place, std::int64_t h) {
     return truth.scale(side == Side::key ? Side::value : Side::key, place, h);
   };
@@ -96,19 +96,19 @@ Suspects swapped_scales(const Evidence& e) {
   return one(replaced(e.facts, wrong, /*key=*/true, /*value=*/true));
 }
 
-Suspects first_head(const Evidence& e) {
+Suspects first_head(const Clues& e) {
   return either(
       e, [](const Model& truth, Side side, const Place& place, std::int64_t) { return truth.scale(side, place, 0); },
       "no scale differs from head to head");
 }
 
-Suspects inverted(const Evidence& e) {
+Suspects inverted(const Clues& e) {
   return either(
       e, [](const Model& truth, Side side, const Place& place, std::int64_t h) { return 1 / truth.scale(side, place, h); },
       "all scales are 1");
 }
 
-Suspects twice(const Evidence& e) {
+Suspects twice(const Clues& e) {
   return either(
       e,
       [](const Model& truth, Side side, const Place& place, std::int64_t h) {
@@ -118,7 +118,7 @@ Suspects twice(const Evidence& e) {
 }
 
 /// A wrong place of scales that tokens have; other scales have none. Slots that nobody wrote may hold NaN, which shows.
-Suspects elsewhere(const Evidence& e, const char* why_not, const Wrong& scale) {
+Suspects elsewhere(const Clues& e, const char* why_not, const Wrong& scale) {
   const Facts* f = &e.facts;
   if (!of_tokens(*f, Side::key) && !of_tokens(*f, Side::value)) return cannot_show("tokens have no scales of their own");
   return either(
@@ -129,7 +129,7 @@ Suspects elsewhere(const Evidence& e, const char* why_not, const Wrong& scale) {
       why_not);
 }
 
-Suspects of_next_token(const Evidence& e) {
+Suspects of_next_token(const Clues& e) {
   return elsewhere(e, "neighbouring tokens have the same scales",
                    [size = e.facts.page_size](const Model& truth, Side side, Place place, std::int64_t h) {
                      place.offset = place.offset > 0 ? place.offset - 1 : size - 1;
@@ -137,7 +137,7 @@ Suspects of_next_token(const Evidence& e) {
                    });
 }
 
-Suspects of_first_of_page(const Evidence& e) {
+Suspects of_first_of_page(const Clues& e) {
   return elsewhere(e, "all tokens of a page have the same scales",
                    [](const Model& truth, Side side, Place place, std::int64_t h) {
                      place.offset = 0;
@@ -145,7 +145,7 @@ Suspects of_first_of_page(const Evidence& e) {
                    });
 }
 
-Suspects of_first_page(const Evidence& e) {
+Suspects of_first_page(const Clues& e) {
   return elsewhere(e, "all pages have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
     place.page = truth.facts->page(truth.facts->req_of(0), 0);
     return truth.scale(side, place, h);
@@ -153,7 +153,7 @@ Suspects of_first_page(const Evidence& e) {
 }
 
 /// [page_size, num_kv_heads] of a page read as [num_kv_heads, page_size].
-Suspects scales_transposed(const Evidence& e) {
+Suspects scales_transposed(const Clues& e) {
   return elsewhere(
       e, "heads or tokens of a page have the same scales",
       [size = e.facts.page_size, heads = e.facts.num_kv_heads](const Model& truth, Side side, Place place, std::int64_t h) {
@@ -164,7 +164,7 @@ Suspects scales_transposed(const Evidence& e) {
 }
 
 /// Suspects of a cache that has one scale for all tokens.
-Suspects of_any_token(const Evidence& e) {
+Suspects of_any_token(const Clues& e) {
   Place last;
   std::int64_t found = 0;
   for_each_cached(e.facts, Model(e.facts), [&](const Place& place, std::int64_t) { last = place, ++found; });
@@ -173,12 +173,12 @@ Suspects of_any_token(const Evidence& e) {
                    [last](const Model& truth, Side side, const Place&, std::int64_t h) { return truth.scale(side, last, h); });
 }
 
-Suspects of_keys(const Evidence& e) {
+Suspects of_keys(const Clues& e) {
   return elsewhere(e, "k_scale and v_scale are the same",
                    [](const Model& truth, Side, const Place& place, std::int64_t h) { return truth.scale(Side::key, place, h); });
 }
 
-Suspects on_new_rows(const Evidence& e) {
+Suspects on_new_rows(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_new_row(*f)) return cannot_show("every key comes from the cache");
   if (of_tokens(*f, Side::key) || of_tokens(*f, Side::value))
@@ -195,10 +195,7 @@ Suspects on_new_rows(const Evidence& e) {
 }  // namespace
 
 void add_scales(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "scales", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "scales"};
   const char* const kPass = "print the scales that the kernel receives; a format that needs none still has one";
   add("k_scale_dropped", "drops k_scale", "flashinfer#1023", kPass, k_dropped);
   add("v_scale_dropped", "drops v_scale", "flashinfer#1023", kPass, v_dropped);
@@ -210,7 +207,7 @@ void add_scales(std::vector<Fault>& list) {
   add("scales_applied_twice", "applies the cache scales twice", "", "scale the elements, or scores and output, not both", twice);
   add("scales_on_new_rows", "applies the cache scales to key / value rows too", "", "key and value hold real values, unscaled",
       on_new_rows);
-  const auto add_of_token = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Evidence&)) {
+  const auto add_of_token = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Clues&)) {
     list.push_back({{id, "token_scales", text, "", next}, Rank::mistake, suspects});
   };
   const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";

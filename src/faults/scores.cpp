@@ -14,7 +14,7 @@ namespace {
 double real(std::int64_t n) { return static_cast<double>(n); }
 
 /// Another softmax_scale, unless it is the right one.
-Suspects scale(const Evidence& e, double value, const char* same) {
+Suspects scale(const Clues& e, double value, const char* same) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   const Facts* f = &e.facts;
   const double right = Model(*f).softmax_scale(Row{});
@@ -23,29 +23,29 @@ Suspects scale(const Evidence& e, double value, const char* same) {
              formatted("{:.4g} instead of {:.4g}", value, right));
 }
 
-Suspects from_heads(const Evidence& e) {
+Suspects from_heads(const Clues& e) {
   if (e.facts.options.softmax_scale) return cannot_show("softmax_scale is given: no default is used");
   return scale(e, 1 / std::sqrt(real(e.facts.num_q_heads)), "as many query heads as dims: both defaults are the same");
 }
 
-Suspects score_step_ignored(const Evidence& e) {
+Suspects score_step_ignored(const Clues& e) {
   if (!e.facts.options.softmax_scale) return cannot_show("softmax_scale is not given");
   return scale(e, 1 / std::sqrt(real(e.facts.head_dim)), "the softmax_scale that is given is the default");
 }
 
-Suspects unscaled(const Evidence& e) { return scale(e, 1, "softmax_scale is 1"); }
+Suspects unscaled(const Clues& e) { return scale(e, 1, "softmax_scale is 1"); }
 
-Suspects scale_applied_twice(const Evidence& e) {
+Suspects scale_applied_twice(const Clues& e) {
   const double right = Model(e.facts).softmax_scale(Row{});
   return scale(e, right * right, "softmax_scale is 1");
 }
 
-Suspects scale_inverted(const Evidence& e) {
+Suspects scale_inverted(const Clues& e) {
   const double right = Model(e.facts).softmax_scale(Row{});
   return scale(e, 1 / right, "softmax_scale is 1");
 }
 
-Suspects from_padded(const Evidence& e) {
+Suspects from_padded(const Clues& e) {
   const Facts& f = e.facts;
   if (f.options.softmax_scale) return cannot_show("softmax_scale is given: no default is used");
   if (is_power_of_two(f.head_dim)) return cannot_show(formatted("head_dim {} is a power of two: nothing is padded", f.head_dim));
@@ -57,12 +57,11 @@ Suspects from_padded(const Evidence& e) {
     if (padded != f.head_dim && std::find(sizes.begin(), sizes.end(), padded) == sizes.end()) sizes.push_back(padded);
   for (const std::int64_t padded : sizes)
     s.list.push_back({formatted("1 / sqrt({})", padded),
-                      [padded](Model& m) { m.softmax_scale = [padded](const Row&) { return 1 / std::sqrt(real(padded)); }; },
-                      false});
+                      [padded](Model& m) { m.softmax_scale = [padded](const Row&) { return 1 / std::sqrt(real(padded)); }; }});
   return s;
 }
 
-Suspects qk_ignored(const Evidence& e) {
+Suspects qk_ignored(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   return one([](Model& m) {
     m.score = [before = m.score](const Model& model, const Row& r, std::int64_t k, double dot) {
@@ -71,17 +70,17 @@ Suspects qk_ignored(const Evidence& e) {
   });
 }
 
-Suspects fewer_dims(const Evidence& e) {
+Suspects fewer_dims(const Clues& e) {
   const std::int64_t d = e.facts.head_dim;
   if (d == 1) return cannot_show("head_dim is 1");
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   for (const std::int64_t cut : shorter_dims(d))
-    s.list.push_back({formatted("the first {} of {} dims", cut, d), [cut](Model& m) { m.dims = std::min(m.dims, cut); }, false});
+    s.list.push_back({formatted("the first {} of {} dims", cut, d), [cut](Model& m) { m.dims = std::min(m.dims, cut); }});
   return s;
 }
 
-Suspects query_in_fp8(const Evidence& e) {
+Suspects query_in_fp8(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   const auto plant = [](Model& m) {
     m.query = [before = m.query](const Row& r, std::int64_t d) -> double {
@@ -95,25 +94,25 @@ Suspects query_in_fp8(const Evidence& e) {
 Suspects no_cap(const Facts& f) { return cannot_show(f.options.logits_soft_cap ? kOneKey : "no soft cap is set"); }
 
 using Cap = double (*)(double score, double cap);
-Suspects cap(const Evidence& e, Cap wrong) {
+Suspects cap(const Clues& e, Cap wrong) {
   const Facts& f = e.facts;
   if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
   const double limit = *f.options.logits_soft_cap;
   return one([limit, wrong](Model& m) { m.cap = [limit, wrong](const Row&, double s) { return wrong(s, limit); }; });
 }
-Suspects cap_ignored(const Evidence& e) {
+Suspects cap_ignored(const Clues& e) {
   return cap(e, [](double s, double) { return s; });
 }
-Suspects cap_clips(const Evidence& e) {
+Suspects cap_clips(const Clues& e) {
   return cap(e, [](double s, double limit) { return std::clamp(s, -limit, limit); });
 }
-Suspects cap_not_multiplied(const Evidence& e) {
+Suspects cap_not_multiplied(const Clues& e) {
   const Facts& f = e.facts;
   if (f.options.logits_soft_cap && *f.options.logits_soft_cap == 1) return cannot_show("the soft cap is 1");
   return cap(e, [](double s, double limit) { return std::tanh(s / limit); });
 }
 
-Suspects cap_before_scale(const Evidence& e) {
+Suspects cap_before_scale(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
   if (Model(f).softmax_scale(Row{}) == 1) return cannot_show("softmax_scale is 1: the order does not matter");
@@ -124,7 +123,7 @@ Suspects cap_before_scale(const Evidence& e) {
   });
 }
 
-Suspects cap_after_alibi(const Evidence& e) {
+Suspects cap_after_alibi(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
   if (!f.options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
@@ -136,7 +135,7 @@ Suspects cap_after_alibi(const Evidence& e) {
 }
 
 /// Scores kept in a 16-bit type between QK and the softmax. Shown by a few rows.
-Suspects scores_in_bf16(const Evidence& e) {
+Suspects scores_in_bf16(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   const auto plant = [](Model& m) {
     m.score = [before = m.score](const Model& model, const Row& r, std::int64_t k, double dot) -> double {
@@ -153,10 +152,7 @@ Suspects scores_in_bf16(const Evidence& e) {
 }  // namespace
 
 void add_scores(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "scores", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "scores"};
   const char* const kScale = "print the scale that the kernel receives: 1 / sqrt(head_dim) unless given, applied once";
   const char* const kOrder = "the order is scale, soft cap, ALiBi";
   add("scale_from_query_heads", "takes the default softmax_scale from the number of query heads instead of head_dim",

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention sinks: one more logit per query head in the denominator, with no value.
 
-#include <algorithm>
 #include <cmath>
 
 #include "faults/families.h"
@@ -12,7 +11,7 @@ namespace {
 constexpr const char* kNone = "there are no sinks";
 
 /// The sink as `wrong(row, true sink)`.
-Suspects sink(const Evidence& e, std::function<double(const Row&, double)> wrong) {
+Suspects sink(const Clues& e, std::function<double(const Row&, double)> wrong) {
   const Facts& f = e.facts;
   if (!f.options.sinks.present()) return cannot_show(kNone);
   const Model truth(f);
@@ -29,12 +28,12 @@ Suspects sink(const Evidence& e, std::function<double(const Row&, double)> wrong
       [wrong = std::move(wrong)](Model& m) { m.sink = [wrong, before = m.sink](const Row& r) { return wrong(r, before(r)); }; });
 }
 
-Suspects dropped(const Evidence& e) {
+Suspects sink_dropped(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show(kNone);
   return one([](Model& m) { m.sink = [](const Row&) { return kNegInf; }; });
 }
 
-Suspects in_numerator(const Evidence& e) {
+Suspects in_numerator(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show(kNone);
   return one([](Model& m) {
     m.finish = [sink = m.sink, before = m.finish](const Row& r, RowResult& result) {
@@ -45,12 +44,12 @@ Suspects in_numerator(const Evidence& e) {
   });
 }
 
-Suspects scaled(const Evidence& e) {
+Suspects scaled(const Clues& e) {
   const double scale = Model(e.facts).softmax_scale(Row{});
   return sink(e, [scale](const Row&, double s) { return scale * s; });
 }
 
-Suspects other_base(const Evidence& e) {
+Suspects other_base(const Clues& e) {
   Suspects s = sink(e, [](const Row&, double value) { return value * std::log(2.0); });
   if (s.list.empty()) return s;
   s.list.front().detail = "sink * ln(2)";
@@ -59,27 +58,27 @@ Suspects other_base(const Evidence& e) {
   return s;
 }
 
-Suspects capped(const Evidence& e) {
+Suspects capped(const Clues& e) {
   if (!e.facts.options.logits_soft_cap) return cannot_show(e.facts.options.sinks.present() ? "no soft cap is set" : kNone);
   const double cap = *e.facts.options.logits_soft_cap;
   return sink(e, [cap](const Row&, double s) { return cap * std::tanh(s / cap); });
 }
 
-Suspects of_head(const Evidence& e, const std::function<std::int64_t(std::int64_t)>& of) {
+Suspects of_head(const Clues& e, const std::function<std::int64_t(std::int64_t)>& of) {
   return sink(e, [of, truth = Model(e.facts).sink](const Row& r, double) {
     Row other = r;
     other.query_head = of(r.query_head);
     return truth(other);
   });
 }
-Suspects sink_of_kv_head(const Evidence& e) {
+Suspects sink_of_kv_head(const Clues& e) {
   return of_head(e, [group = e.facts.group](std::int64_t h) { return h / group; });
 }
-Suspects sink_of_next_head(const Evidence& e) {
+Suspects sink_of_next_head(const Clues& e) {
   return of_head(e, [n = e.facts.num_q_heads](std::int64_t h) { return (h + 1) % n; });
 }
 
-Suspects decode_only(const Evidence& e) {
+Suspects decode_only(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.options.sinks.present()) return cannot_show(kNone);
   if (f.max_query_len() <= 1) return cannot_show("no request has more than one row");
@@ -91,13 +90,10 @@ Suspects decode_only(const Evidence& e) {
 }  // namespace
 
 void add_sinks(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "sinks", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "sinks"};
   const char* const kSink = "the sink is one more logit of the query head, neither scaled nor capped, in the denominator only";
   add("sinks_dropped", "leaves the sinks out of the denominator", "vllm#52148",
-      "look at the path that serves these rows: does it take sinks?", dropped);
+      "look at the path that serves these rows: does it take sinks?", sink_dropped);
   add("sinks_in_decode_only", "leaves the sinks out in prefill rows", "", "pass the sinks to the prefill kernel too",
       decode_only);
   add("sink_in_numerator", "gives the sink a value of 1", "", kSink, in_numerator);

@@ -14,19 +14,19 @@ namespace {
 constexpr const char* kNoLse = "the batch asks for no lse";
 
 using Weight = double (*)(double score, double max);
-Suspects weight(const Evidence& e, Weight wrong) {
+Suspects weight(const Clues& e, Weight wrong) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   return one([wrong](Model& m) { m.weight = wrong; });
 }
-Suspects exp2_of_score(const Evidence& e) {
+Suspects exp2_of_score(const Clues& e) {
   return weight(e, [](double s, double max) { return std::exp2(s - max); });
 }
-Suspects exp_of_base_2_score(const Evidence& e) {
+Suspects exp_of_base_2_score(const Clues& e) {
   return weight(e, [](double s, double max) { return std::exp((s - max) / std::log(2.0)); });
 }
 
 /// f32 exp of the bare score: infinity from 88.7 on, and infinity / infinity is NaN.
-Suspects no_max(const Evidence& e) {
+Suspects no_max(const Clues& e) {
   const auto plant = [](Model& m) { m.weight = [](double s, double) -> double { return std::exp(static_cast<float>(s)); }; };
   Model planted(e.facts);
   plant(planted);
@@ -36,7 +36,7 @@ Suspects no_max(const Evidence& e) {
 }
 
 /// A running softmax that does not multiply what it has by exp(old max - new max).
-Suspects not_rescaled(const Evidence& e) {
+Suspects not_rescaled(const Clues& e) {
   const Facts& f = e.facts;
   Suspects s;
   std::vector<std::int64_t> tiles = {16, 32, 64, 128};
@@ -64,14 +64,14 @@ Suspects not_rescaled(const Evidence& e) {
         };
       };
       s.list.push_back(
-          {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant, false});
+          {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant});
     }
   if (s.list.empty()) s.why_not = "no row sees keys of two tiles of 16 or more: the maximum is known before the first sum";
   return s;
 }
 
 /// A kernel whose sum starts at 1 and maximum at 0, which nothing forgets later.
-Suspects starts_at_one(const Evidence& e) {
+Suspects starts_at_one(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return one([](Model& m) {
     m.sink = [before = m.sink](const Row& r) {
@@ -81,7 +81,7 @@ Suspects starts_at_one(const Evidence& e) {
   });
 }
 
-Suspects not_normalised(const Evidence& e) {
+Suspects not_normalised(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   return one([](Model& m) {
     m.softmax = [before = m.softmax](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
@@ -94,7 +94,7 @@ Suspects not_normalised(const Evidence& e) {
 }
 
 /// Masked keys of the last page get score 0 instead of -inf; their V does not count.
-Suspects masked_as_zero(const Evidence& e) {
+Suspects masked_as_zero(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_row(*f, [f](std::int64_t, std::int64_t q_pos) { return (q_pos + 1) % f->page_size != 0; }))
     return cannot_show("every row ends at the end of a page: no key is masked");
@@ -110,7 +110,7 @@ Suspects masked_as_zero(const Evidence& e) {
   });
 }
 
-Suspects weights_in_fp8(const Evidence& e) {
+Suspects weights_in_fp8(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
   const auto plant = [](Model& m) {
     m.softmax = [before = m.softmax](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
@@ -134,7 +134,7 @@ Suspects weights_in_fp8(const Evidence& e) {
 
 /// The lse as `wrong(true lse, maximum, sink)`.
 using WrongLse = double (*)(double lse, double max, double sink);
-Suspects lse(const Evidence& e, WrongLse wrong) {
+Suspects lse(const Clues& e, WrongLse wrong) {
   if (!e.facts.batch.lse.present()) return cannot_show(kNoLse);
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return one([wrong](Model& m) {
@@ -145,23 +145,23 @@ Suspects lse(const Evidence& e, WrongLse wrong) {
     };
   });
 }
-Suspects lse_base_2(const Evidence& e) {
+Suspects lse_base_2(const Clues& e) {
   return lse(e, [](double value, double, double) { return value / std::log(2.0); });
 }
-Suspects lse_without_max(const Evidence& e) {
+Suspects lse_without_max(const Clues& e) {
   return lse(e, [](double value, double max, double) { return value - max; });
 }
-Suspects lse_is_max(const Evidence& e) {
+Suspects lse_is_max(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(e.facts.batch.lse.present() ? kOneKey : kNoLse);
   return lse(e, [](double, double max, double) { return max; });
 }
-Suspects lse_without_sink(const Evidence& e) {
+Suspects lse_without_sink(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show("there are no sinks");
   return lse(e, [](double value, double, double sink) { return value + std::log(std::max(0.0, 1 - std::exp(sink - value))); });
 }
 
 /// lse is [num_tokens, num_q_heads]; merge kernels of others take [num_q_heads, num_tokens].
-Suspects lse_transposed(const Evidence& e) {
+Suspects lse_transposed(const Clues& e) {
   const std::int64_t heads = e.facts.num_q_heads, tokens = e.facts.num_tokens;
   if (!e.facts.batch.lse.present()) return cannot_show(kNoLse);
   if (heads < 2 || tokens < 2) return cannot_show("one head or one row: both orders are the same");
@@ -178,10 +178,7 @@ Suspects lse_transposed(const Evidence& e) {
 }  // namespace
 
 void add_softmax(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "softmax", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "softmax"};
   const char* const kBase = "2^x needs scores times log2(e); exp(x) needs them as they are";
   const char* const kDenominator = "the denominator is sum_k exp(s_k - m), plus exp(sink - m), and nothing else";
   const char* const kLse = "lse = m + log(denominator), natural logarithm, the sink included";

@@ -18,30 +18,28 @@ bool spans(const Facts& f, std::int64_t size) {
 
 /// `make(size)` for every size that cuts a row's keys.
 template <typename Make>
-Suspects for_sizes(const Evidence& e, Make&& make) {
+Suspects for_sizes(const Clues& e, Make&& make) {
   Suspects s;
   for (const std::int64_t size : kSizes)
-    if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size), false});
+    if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size)});
   if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
   return s;
 }
 
 std::int64_t last_split(const Row& r, std::int64_t size) { return (r.seq_len - 1) / size; }
 
-std::function<void(Model&)> drop_split(std::function<bool(const Row&, std::int64_t split)> drop, std::int64_t size) {
-  return [drop = std::move(drop), size](Model& m) {
-    drop_keys(m, [drop, size](const Row& r, std::int64_t k) { return r.seq_len > size && drop(r, k / size); });
-  };
+Plant drop_split(std::function<bool(const Row&, std::int64_t split)> drop, std::int64_t size) {
+  return keys_dropped([drop, size](const Row& r, std::int64_t k) { return r.seq_len > size && drop(r, k / size); });
 }
 
-Suspects last_dropped(const Evidence& e) {
+Suspects last_dropped(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return drop_split([size](const Row& r, std::int64_t split) { return split == last_split(r, size); }, size);
   });
 }
 
 /// Suspects that drop any other split: size x index.
-Suspects other_dropped(const Evidence& e) {
+Suspects other_dropped(const Clues& e) {
   const Facts& f = e.facts;
   Suspects s;
   for (const std::int64_t size : kSizes)
@@ -54,22 +52,18 @@ Suspects other_dropped(const Evidence& e) {
       s.list.push_back(
           {formatted("split {} of {} keys", index, size),
            drop_split([size, index](const Row& r, std::int64_t split) { return split == index && split != last_split(r, size); },
-                      size),
-           false});
+                      size)});
     }
   if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
   return s;
 }
 
-Suspects counted_twice(const Evidence& e) {
+Suspects counted_twice(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
-    return [size](Model& m) {
-      m.keys = [size, before = m.keys](const Row& r, std::vector<Key>& keys) {
-        before(r, keys);
-        for (Key& key : keys)
-          if (r.seq_len > size && key.position / size == last_split(r, size)) key.weight *= 2;
-      };
-    };
+    return keys_changed([size](const Row& r, std::vector<Key>& keys) {
+      for (Key& key : keys)
+        if (r.seq_len > size && key.position / size == last_split(r, size)) key.weight *= 2;
+    });
   });
 }
 
@@ -91,7 +85,7 @@ std::vector<double> shares(const std::vector<double>& lse, double factor = 1) {
 }
 
 /// Softmax within each split (the sink in the first), then `merge`.
-std::function<void(Model&)> merged(std::int64_t size, Merge merge) {
+Plant merged(std::int64_t size, Merge merge) {
   return [size, merge = std::move(merge)](Model& m) {
     m.softmax = [size, merge](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
                               std::vector<double>& p) {
@@ -121,7 +115,7 @@ std::function<void(Model&)> merged(std::int64_t size, Merge merge) {
   };
 }
 
-Suspects averaged(const Evidence& e) {
+Suspects averaged(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       return std::vector<double>(lse.size(), 1.0 / static_cast<double>(lse.size()));
@@ -129,7 +123,7 @@ Suspects averaged(const Evidence& e) {
   });
 }
 
-Suspects swapped_split(const Evidence& e) {
+Suspects swapped_split(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       std::vector<double> share = shares(lse);
@@ -139,7 +133,7 @@ Suspects swapped_split(const Evidence& e) {
   });
 }
 
-Suspects overwritten(const Evidence& e) {
+Suspects overwritten(const Clues& e) {
   return for_sizes(e, [](std::int64_t size) {
     return merged(size, [](const std::vector<double>& lse) {
       std::vector<double> share(lse.size(), 0.0);
@@ -149,7 +143,7 @@ Suspects overwritten(const Evidence& e) {
   });
 }
 
-Suspects wrong_base(const Evidence& e) {
+Suspects wrong_base(const Clues& e) {
   Suspects all;
   for (const double factor : {1 / std::log(2.0), std::log(2.0)}) {
     const char* which = factor > 1 ? "base-2 lse merged by exp" : "natural lse merged by exp2";
@@ -163,7 +157,7 @@ Suspects wrong_base(const Evidence& e) {
   return all;
 }
 
-Suspects sink_in_each(const Evidence& e) {
+Suspects sink_in_each(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show("there are no sinks");
   const Facts* f = &e.facts;
   return for_sizes(e, [f](std::int64_t size) {
@@ -177,7 +171,7 @@ Suspects sink_in_each(const Evidence& e) {
 }
 
 /// An empty split divides 0 by 0, and its weight of 0 does not help.
-Suspects empty_is_nan(const Evidence& e) {
+Suspects empty_is_nan(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   for (const std::int64_t size : kSizes) {
@@ -185,14 +179,9 @@ Suspects empty_is_nan(const Evidence& e) {
       return f->first_key(q_pos) / size > 0 || q_pos / size < (seq_len - 1) / size;
     };
     if (!any_row(*f, [&](std::int64_t r, std::int64_t q_pos) { return has_empty(f->seq_lens[Facts::at(r)], q_pos); })) continue;
-    s.list.push_back({formatted("splits of {} keys", size),
-                      [has_empty](Model& m) {
-                        m.finish = [has_empty, before = m.finish](const Row& r, RowResult& result) {
-                          before(r, result);
-                          if (has_empty(r.seq_len, r.q_pos)) std::fill(result.out.begin(), result.out.end(), kNaN);
-                        };
-                      },
-                      false});
+    s.list.push_back({formatted("splits of {} keys", size), result_changed([has_empty](const Row& r, RowResult& result) {
+                        if (has_empty(r.seq_len, r.q_pos)) std::fill(result.out.begin(), result.out.end(), kNaN);
+                      })});
   }
   if (s.list.empty()) s.why_not = formatted("every row sees a key of every split of {} or more", kSizes[0]);
   return s;
@@ -202,10 +191,10 @@ bool merges_context(const Facts& f, const Row& r) { return f.first_key(r.q_pos) 
 
 /// Cached context and new tokens attended apart; the merge reads the second result with the row stride of the first, which was
 /// padded. Past the end of it stands nothing.
-std::function<void(Model&)> suffix_stride(const Facts* f, std::int64_t stride) {
+Plant suffix_stride(const Facts* f, std::int64_t stride) {
   return [f, stride](Model& m) {
     Model suffix = m;
-    drop_keys(suffix, [](const Row& r, std::int64_t k) { return k < r.context_len(); });
+    keys_dropped([](const Row& r, std::int64_t k) { return k < r.context_len(); })(suffix);
     suffix.sink = [](const Row&) { return kNegInf; };
     m.finish = [f, stride, suffix, before = m.finish](const Row& r, RowResult& result) {
       before(r, result);
@@ -225,7 +214,7 @@ std::function<void(Model&)> suffix_stride(const Facts* f, std::int64_t stride) {
   };
 }
 
-Suspects merge_stride(const Evidence& e) {
+Suspects merge_stride(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens * f->num_q_heads < 2) return cannot_show("one row of one head: a stride does not matter");
   if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
@@ -235,17 +224,14 @@ Suspects merge_stride(const Evidence& e) {
   Suspects s;
   for (const std::int64_t stride : {f->v_head_dim + (f->v_head_dim + 1) / 2, 2 * f->v_head_dim})
     if (s.list.empty() || stride != f->v_head_dim + (f->v_head_dim + 1) / 2)
-      s.list.push_back({formatted("row stride {} instead of {}", stride, f->v_head_dim), suffix_stride(f, stride), false});
+      s.list.push_back({formatted("row stride {} instead of {}", stride, f->v_head_dim), suffix_stride(f, stride)});
   return s;
 }
 
 }  // namespace
 
 void add_split(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "split", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "split"};
   const char* const kMerge = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
   add("last_split_dropped", "leaves the last split out of the merge", "", "round the number of splits up", last_dropped);
   add("split_dropped", "leaves one split out of the merge", "", "compare the splits launched with those that the merge reads",

@@ -173,7 +173,7 @@ Suspects planted(const Facts& f) {
   return cannot_show("no other page in use is full");
 }
 
-Suspects stale_page(const Evidence& e) {
+Suspects stale_page(const Clues& e) {
   if (e.wrong.empty()) return planted(e.facts);
   Suspects s;
   std::vector<std::int64_t> searched;

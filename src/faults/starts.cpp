@@ -8,12 +8,12 @@
 namespace quire::faults_detail {
 namespace {
 
-Suspects starts_seen(const Evidence& e, const std::vector<std::int64_t>& seen) {
+Suspects starts_seen(const Clues& e, const std::vector<std::int64_t>& seen) {
   return rows_only([f = &e.facts, seen](Model& m) { believe_query_start_loc(*f, seen, m); },
                    formatted("it sees query_lens {}", lengths_seen(seen)));
 }
 
-Suspects next_request(const Evidence& e) {
+Suspects next_request(const Clues& e) {
   const Facts& f = e.facts;
   if (f.num_reqs < 2) return cannot_show("there is one request");
   std::vector<std::int64_t> seen(f.query_start_loc.begin() + 1, f.query_start_loc.end());
@@ -21,7 +21,7 @@ Suspects next_request(const Evidence& e) {
   return starts_seen(e, std::move(seen));
 }
 
-Suspects off_by_one_row(const Evidence& e) {
+Suspects off_by_one_row(const Clues& e) {
   const Facts& f = e.facts;
   Suspects s;
   for (const std::int64_t by : {1, -1}) {
@@ -33,7 +33,7 @@ Suspects off_by_one_row(const Evidence& e) {
   return s;
 }
 
-Suspects padded(const Evidence& e) {
+Suspects padded(const Clues& e) {
   const Facts& f = e.facts;
   std::vector<std::int64_t> seen;
   for (std::int64_t r = 0; r <= f.num_reqs; ++r) seen.push_back(std::min(r * f.max_query_len(), f.num_tokens));
@@ -41,17 +41,17 @@ Suspects padded(const Evidence& e) {
   return starts_seen(e, std::move(seen));
 }
 
-Suspects context_is_seq_len(const Evidence& e) {
+Suspects context_is_seq_len(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return rows_only([](Model& m) { change_row(m, [](Row& r) { r.q_pos += r.query_len; }); });
+  return rows_only(row_changed([](Row& r) { r.q_pos += r.query_len; }));
 }
 
-Suspects seq_lens_seen(const Evidence& e, const std::vector<std::int64_t>& seen) {
+Suspects seq_lens_seen(const Clues& e, const std::vector<std::int64_t>& seen) {
   return rows_only([f = &e.facts, seen](Model& m) { believe_seq_lens(*f, seen, m); },
                    formatted("it sees seq_lens {}", first_values(seen)));
 }
 
-Suspects without_new_tokens(const Evidence& e) {
+Suspects without_new_tokens(const Clues& e) {
   const Facts& f = e.facts;
   if (f.max_query_len() <= 1)
     return cannot_show(f.num_tokens == 0 ? "the batch has no rows" : "every query_len is 1: this is seq_lens_off_by_one here");
@@ -60,7 +60,7 @@ Suspects without_new_tokens(const Evidence& e) {
   return seq_lens_seen(e, std::move(seen));
 }
 
-Suspects off_by_one(const Evidence& e) {
+Suspects off_by_one(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   Suspects s;
   for (const std::int64_t by : {-1, 1}) {
@@ -71,7 +71,7 @@ Suspects off_by_one(const Evidence& e) {
   return s;
 }
 
-Suspects of_neighbour(const Evidence& e) {
+Suspects of_neighbour(const Clues& e) {
   const Facts& f = e.facts;
   Suspects s;
   if (f.num_reqs < 2) return cannot_show("there is one request");
@@ -88,10 +88,7 @@ Suspects of_neighbour(const Evidence& e) {
 }  // namespace
 
 void add_starts(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "starts", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "starts"};
   add("query_start_loc_of_next_request", "reads query_start_loc one request further, as if it had no leading 0", "",
       "query_start_loc has num_reqs + 1 values and starts with 0", next_request);
   add("query_start_loc_off_by_one_row", "places the boundary between requests one row too far", "",

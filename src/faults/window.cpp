@@ -23,29 +23,29 @@ Suspects never(const Facts& f) {
 }
 
 /// The first key becomes `first(row)`, the last stays what it was.
-std::function<void(Model&)> from(std::function<std::int64_t(const Row&)> first) {
-  return [first = std::move(first)](Model& m) { believe_keys(m, first, [](const Row& r) { return r.q_pos; }); };
+Plant from(std::function<std::int64_t(const Row&)> first) {
+  return keys_between(first, [](const Row& r) { return r.q_pos; });
 }
 
-Suspects one_short(const Evidence& e) {
+Suspects one_short(const Clues& e) {
   const Facts& f = e.facts;
   const std::int64_t w = f.window() - 1;
   if (!f.windowed() || longest(f) <= std::max<std::int64_t>(w, 1)) return never(f);
   return one(from([w](const Row& r) { return w == 0 ? 0 : r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w + 1));
 }
 
-Suspects one_long(const Evidence& e) {
+Suspects one_long(const Clues& e) {
   const std::int64_t w = e.facts.window() + 1;
   if (!binds(e.facts)) return never(e.facts);
   return one(from([w](const Row& r) { return r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w - 1));
 }
 
-Suspects ignored_window(const Evidence& e) {
+Suspects ignored_window(const Clues& e) {
   if (!binds(e.facts)) return never(e.facts);
   return one(from([](const Row&) { return 0; }));
 }
 
-Suspects from_page_start(const Evidence& e) {
+Suspects from_page_start(const Clues& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!any_row(*f, [f](std::int64_t, std::int64_t q_pos) { return f->first_key(q_pos) % f->page_size != 0; }))
@@ -53,7 +53,7 @@ Suspects from_page_start(const Evidence& e) {
   return one(from([f](const Row& r) { return f->first_key(r.q_pos) / f->page_size * f->page_size; }));
 }
 
-Suspects from_last_row(const Evidence& e) {
+Suspects from_last_row(const Clues& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds(*f, [f](std::int64_t r) { return f->query_len(r) > 1; }))
@@ -61,7 +61,7 @@ Suspects from_last_row(const Evidence& e) {
   return one(from([f](const Row& r) { return f->first_key(r.seq_len - 1); }));
 }
 
-Suspects from_first_row(const Evidence& e) {
+Suspects from_first_row(const Clues& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds(*f, [f](std::int64_t r) { return f->query_len(r) > 1; }))
@@ -70,7 +70,7 @@ Suspects from_first_row(const Evidence& e) {
 }
 
 /// The window holds in rows of one kind only.
-Suspects kept_in(const Evidence& e, bool in_decode) {
+Suspects kept_in(const Clues& e, bool in_decode) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   const auto keeps = [f, in_decode](std::int64_t r) { return (f->query_len(r) == 1) == in_decode; };
@@ -80,25 +80,23 @@ Suspects kept_in(const Evidence& e, bool in_decode) {
   if (!binds(*f, keeps)) return cannot_show(formatted("the window binds in {} rows only: this is window_ignored here", kind));
   return one(from([f, in_decode](const Row& r) { return (r.query_len == 1) == in_decode ? f->first_key(r.q_pos) : 0; }));
 }
-Suspects only_in_prefill(const Evidence& e) { return kept_in(e, /*in_decode=*/false); }
-Suspects only_in_decode(const Evidence& e) { return kept_in(e, /*in_decode=*/true); }
+Suspects only_in_prefill(const Clues& e) { return kept_in(e, /*in_decode=*/false); }
+Suspects only_in_decode(const Clues& e) { return kept_in(e, /*in_decode=*/true); }
 
 /// Rows that the window of which reaches past the first new key.
 bool binds_among_new_keys(const Facts& f) {
   return any_request(f, [&f](std::int64_t r) { return f.query_len(r) > f.window(); });
 }
 
-Suspects only_on_context(const Evidence& e) {
+Suspects only_on_context(const Clues& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds_among_new_keys(*f)) return cannot_show(formatted("no request has more rows than the window of {}", f->window()));
-  return one([f](Model& m) {
-    believe_keys(
-        m, [f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); }, [](const Row& r) { return r.q_pos; });
-  });
+  return one(keys_between([f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); },
+                          [](const Row& r) { return r.q_pos; }));
 }
 
-Suspects only_on_new_keys(const Evidence& e) {
+Suspects only_on_new_keys(const Clues& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds_among_new_keys(*f))
@@ -115,10 +113,7 @@ Suspects only_on_new_keys(const Evidence& e) {
 }  // namespace
 
 void add_window(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* seen, const char* next,
-                       Suspects (*suspects)(const Evidence&)) {
-    list.push_back({{id, "window", text, seen, next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "window"};
   const char* const kCount = "count the keys that row q_pos keeps: W, its own included; FlashAttention takes (W - 1, 0)";
   add("window_one_short", "keeps one key too few in the window, and takes a window of 1 for none", "vllm#9679", kCount,
       one_short);

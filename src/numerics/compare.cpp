@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges an output against the oracle: NaN and infinity positions first, then the derived tolerance element by element.
 #include <cmath>
-#include <limits>
 
-#include "numerics/element.h"
 #include "numerics/tolerance.h"
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"

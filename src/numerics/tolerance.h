@@ -3,7 +3,6 @@
 // here; tests/diagnose compares the values. No constant is tuned to make a test pass.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -104,5 +103,20 @@ ScoreErrors score_errors(const NumericsProfile& profile, std::int64_t head_dim);
 
 /// Widens abs_pv by the errors of a profile's weights, accumulator and products. The reference handles scores, K and V itself.
 void pay_for(Reference& expected, const NumericsProfile& profile);
+
+enum class ElementVerdict { fine, over_tolerance, wrong_class };
+
+/// Infinite where rounding must, or may, overflow; NaN only where the reference is NaN.
+inline ElementVerdict judge(double observed, double expected, double tolerance, double overflow) {
+  if (std::isnan(expected)) return std::isnan(observed) ? ElementVerdict::fine : ElementVerdict::wrong_class;
+  if (std::isnan(observed)) return ElementVerdict::wrong_class;
+  const double slack = std::isfinite(tolerance) ? tolerance : 0.0;
+  if (std::isinf(observed)) {
+    const bool may_overflow = std::fabs(expected) + slack >= overflow;
+    return may_overflow && std::signbit(observed) == std::signbit(expected) ? ElementVerdict::fine : ElementVerdict::wrong_class;
+  }
+  if (std::fabs(expected) - slack >= overflow) return ElementVerdict::wrong_class;
+  return std::fabs(observed - expected) <= tolerance ? ElementVerdict::fine : ElementVerdict::over_tolerance;
+}
 
 }  // namespace quire::numerics

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Longest processing time first (Graham 1969): the least loaded thread takes the heaviest item left. With items in falling order
 // no thread ends later than the mean plus the item that it took last, so only items heavier than a part of the mean need care.
-#include "plan/balance.h"
+#include "plan/cost.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cost model of work, in bytes, by which CPU plans order, split and balance work. The model decides which thread does an item and
-// when, never what is computed.
+// Cost of work in bytes, by which CPU plans order, split and balance work. The cost decides which thread does an item and when,
+// never what is computed.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "plan/work.h"
 #include "quire/plan.hpp"
 
 namespace quire::plan_detail {
@@ -31,5 +33,15 @@ class CostModel {
   double key_bytes_;  ///< K and V of one key
   double row_bytes_;  ///< cost of one query row against one key
 };
+
+/// Segments of plan.split_keys keys (counted from position 0) that the tile's keys touch.
+std::int64_t segments_of(const WorkTile& tile, std::int64_t split_keys);
+
+/// Cost of the heaviest item of a tile.
+double item_cost(const CostModel& cost, const WorkTile& tile, std::int64_t split_keys);
+
+/// Sets num_parts of the tiles whose items would keep one thread busy after the others are done. `total` is the cost of all tiles
+/// for one KV head. Afterwards the busiest thread has at most 9/8 of the mean, as far as segments are fine enough.
+void choose_splits(std::vector<WorkTile>& tiles, const Plan& plan, const CostModel& cost, double total);
 
 }  // namespace quire::plan_detail

@@ -3,6 +3,7 @@
 #include "plan/select.h"
 
 #include "text/formatted.h"
+#include "text/names.h"
 
 namespace quire {
 namespace plan_detail {
@@ -52,12 +53,8 @@ Selection select(const Problem& problem, const Device& device, const std::string
 }  // namespace plan_detail
 
 std::string_view name(Backend backend) noexcept {
-  switch (backend) {
-    case Backend::cpu: return "cpu";
-    case Backend::cuda: return "cuda";
-    case Backend::hip: return "hip";
-  }
-  return "invalid";
+  static constexpr std::string_view kBackends[] = {"cpu", "cuda", "hip"};
+  return name_in(kBackends, backend, "invalid");
 }
 
 }  // namespace quire

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/balance.h"
+#include "plan/cost.h"
 #include "plan/heaviest_first.h"
 #include "plan/kernel.h"
 #include "plan/work.h"

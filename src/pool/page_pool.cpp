@@ -4,7 +4,6 @@
 // V, but never reads or writes it.
 #include "quire/page_pool.hpp"
 
-#include <algorithm>
 #include <limits>
 #include <new>
 #include <unordered_map>

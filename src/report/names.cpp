@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of verdicts, statuses and kinds: one table each, in the order of the enumerators. JSON, text and Python use these.
-#include <cstddef>
-
+// The names of verdicts, statuses and kinds: one table each, in the order of the enumerators. JSON, text and Python use these. A
+// name is empty beyond its table, so that a loop over the names of an enumeration ends there.
+#include "text/names.h"
 #include "quire/bench.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/verify.hpp"
 
 namespace quire {
 namespace {
-
-/// Empty beyond the table, so that a loop over the names of an enumeration ends there.
-template <std::size_t kCount, typename Enum>
-constexpr std::string_view name_in(const std::string_view (&names)[kCount], Enum value) noexcept {
-  const auto i = static_cast<std::size_t>(value);
-  return i < kCount ? names[i] : std::string_view();
-}
 
 constexpr std::string_view kCheckStates[] = {"pass", "fail", "skipped"};
 constexpr std::string_view kCaseStatuses[] = {"pass", "fail", "refused"};

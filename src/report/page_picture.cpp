@@ -3,6 +3,8 @@
 //
 // Contents are judged by a few elements of KV head 0 in each slot: a slot that was never written holds zeros (a fresh allocation)
 // or NaN (poison) throughout, so that a few elements are enough.
+//
+// Behind the page map stands the table of rows per kernel, beside the requests of the rows; a run of equal requests takes one line.
 #include <algorithm>
 #include <cmath>
 
@@ -183,6 +185,36 @@ json page_picture(const Batch& batch, const KVCache& cache, const Options& optio
     picture["cells"].push_back(cell(pages, first, std::min(first + bin, count)));
   for (std::size_t s = 0; s < kNumStates; ++s) picture["counts"][kStates[s]] = counts[s];
   if (bin > 1) picture["text"] = formatted("{} pages per cell; the worst of them is shown", bin);
+  return picture;
+}
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+json run_of(const Problem& problem, std::size_t first, std::size_t count) {
+  const Request& request = problem.reqs[first];
+  return {{"req", first},
+          {"count", count},
+          {"query_len", request.query_len},
+          {"context_len", request.context_len},
+          {"cached_len", request.cached_len},
+          {"rows", static_cast<std::int64_t>(count) * request.query_len * problem.num_q_heads}};
+}
+
+}  // namespace
+
+json rows_picture(const Problem& problem, const std::string& kernel, std::span<const RowCount> counts) {
+  json picture = {{"kernel", kernel}, {"kernels", json::array()}, {"requests", json::array()}, {"text", ""}};
+  picture["expected"] = problem.num_tokens() * problem.num_q_heads;
+  for (const RowCount& count : counts) picture["kernels"].push_back({{"kernel", count.kernel}, {"rows", count.rows}});
+  std::size_t runs = 0;
+  for (std::size_t first = 0, next = 0; first < problem.reqs.size(); first = next, ++runs) {
+    while (next < problem.reqs.size() && problem.reqs[next] == problem.reqs[first]) ++next;
+    if (static_cast<std::int64_t>(runs) < kMaxServed) picture["requests"].push_back(run_of(problem, first, next - first));
+  }
+  if (static_cast<std::int64_t>(runs) > kMaxServed)
+    picture["text"] = formatted("the first {} of {} runs of equal requests", kMaxServed, runs);
   return picture;
 }
 

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "quire/attention.hpp"
 #include "quire/batch.hpp"

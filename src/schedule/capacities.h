@@ -45,7 +45,7 @@ constexpr std::int64_t most_tiles(std::int64_t rows, std::int64_t tile_rows, std
 constexpr std::int64_t most_parts(std::int64_t max_seq_len, std::int64_t split_keys) {
   return std::max<std::int64_t>(1, semantics::ceil_div(max_seq_len, split_keys));
 }
-/// The same where a row sees no more than `window` keys up to its own, which counts, and window_right behind it.
+/// The bound above where a row sees no more than `window` keys up to its own, which counts, and window_right behind it.
 constexpr std::int64_t most_parts(std::int64_t max_seq_len, std::int64_t split_keys, std::int64_t window,
                                   std::int64_t window_right, std::int64_t tile_rows) {
   return std::min(most_parts(max_seq_len, split_keys), (window + window_right + tile_rows - 2) / split_keys + 2);

@@ -20,7 +20,7 @@ struct NaturalExp {
   QUIRE_HD static float exp(float x) { return expf(x); }
 };
 
-/// What weights of a set with this maximum are relative to. Every weight of the empty set is 0 by it: -inf - -inf would be NaN.
+/// Score to which weights of a set with this maximum are relative. The empty set weighs 0 by it: -inf - -inf would be NaN.
 QUIRE_HD float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
 
 /// The factor that brings sums of a set with this maximum to that of a union; also the weight of a score. An empty set has 0.

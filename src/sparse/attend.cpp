@@ -7,23 +7,18 @@
 #include "quire/sparse.hpp"
 #include "sparse/views.h"
 #include "text/formatted.h"
+#include "text/names.h"
 
 namespace quire {
 
 std::string_view name(ListUnit unit) noexcept {
-  switch (unit) {
-    case ListUnit::page: return "page";
-    case ListUnit::slot: return "slot";
-  }
-  return "invalid";
+  static constexpr std::string_view kUnits[] = {"page", "slot"};
+  return name_in(kUnits, unit, "invalid");
 }
 
 std::string_view name(ListOwner owner) noexcept {
-  switch (owner) {
-    case ListOwner::request: return "request";
-    case ListOwner::row: return "row";
-  }
-  return "invalid";
+  static constexpr std::string_view kOwners[] = {"request", "row"};
+  return name_in(kOwners, owner, "invalid");
 }
 
 namespace {

@@ -3,7 +3,6 @@
 #include "sparse/views.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "semantics/page_walk.h"

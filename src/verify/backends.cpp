@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our own kernels as targets: planned per case, counted row by row, with NaN in the workspace.
+// Our own kernels as targets: planned per case, counted row by row, with NaN in the workspace. A target "<backend>_cascade" is
+// attend_cascade(), which reads shared pages once; its partial results are f32, so that the tolerance of plain attention judges
+// it.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -8,9 +10,9 @@
 #include "cases/device_case.h"
 #include "device/runtime.h"
 #include "quire/attention.hpp"
+#include "quire/cascade.hpp"
 #include "quire/verify.hpp"
 #include "text/formatted.h"
-#include "verify/cascade_target.h"
 #include "verify/list_target.h"
 
 namespace quire {
@@ -18,22 +20,33 @@ namespace {
 
 constexpr int kManyThreads = 13;  // a prime: no number of KV heads shares out evenly, so that long requests are split
 
+/// Workspace of NaN: partial results must be written before they are merged.
+class PoisonedWorkspace {
+ public:
+  explicit PoisonedWorkspace(std::size_t bytes) : memory_(bytes / sizeof(float) + 32, std::nanf("")) {
+    void* start = memory_.data();
+    std::size_t room = memory_.size() * sizeof(float);
+    std::align(64, bytes, start, room);
+    span_ = {static_cast<std::byte*>(start), bytes};
+  }
+  std::span<std::byte> span() const { return span_; }
+
+ private:
+  std::vector<float> memory_;
+  std::span<std::byte> span_;
+};
+
 /// Plans, attends, and demands that every row was counted once.
 Status attend_planned(const Case& c, const PlanSettings& settings, Executor& executor, std::string& served_by) {
   const Result<Plan> planned = plan(c.batch, c.cache, c.options, settings);
   if (!planned.ok()) return planned.status();
   served_by = planned->kernel;
-  // NaN in the workspace: partial results must be written before they are merged.
-  std::vector<float> memory(workspace_bytes(planned.value()) / sizeof(float) + 32, std::nanf(""));
-  void* start = memory.data();
-  std::size_t room = memory.size() * sizeof(float);
-  std::align(64, workspace_bytes(planned.value()), start, room);
-  const std::span<std::byte> workspace(static_cast<std::byte*>(start), workspace_bytes(planned.value()));
+  const PoisonedWorkspace workspace(workspace_bytes(planned.value()));
   std::vector<RowCount> counts;
   AttendOptions options;
   options.executor = &executor;
   options.rows = &counts;
-  if (Status s = attend(planned.value(), c.batch, c.cache, c.options, workspace, options); !s.ok()) return s;
+  if (Status s = attend(planned.value(), c.batch, c.cache, c.options, workspace.span(), options); !s.ok()) return s;
   std::int64_t rows = 0;
   for (const RowCount& count : counts) rows += count.rows;
   const std::int64_t expected = num_request_rows(c.batch) * c.batch.query.shape[1];
@@ -67,6 +80,20 @@ std::vector<bool> rounded_on(const Case& c, const Device& device, const PlanSett
   return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), false);  // refused: nothing will be judged
 }
 
+/// A target that promises all that our kernels promise, but for bits.
+Target target_of(const std::string& name, AttendCase attend) {
+  Target target;
+  target.name = name;
+  target.attend = std::move(attend);
+  target.padding = true;
+  target.masks = true;
+  target.v_head_dim = true;
+  target.eight_bit_rows = true;
+  target.token_scales = true;
+  target.unlike_types = true;
+  return target;
+}
+
 /// A row of the table for GPUs, or with no name the row that plan() picks there.
 Result<Target> device_target(const std::string& name, const std::string& kernel, Backend backend) {
   const std::vector<Device> devices = gpu_devices();
@@ -79,17 +106,8 @@ Result<Target> device_target(const std::string& name, const std::string& kernel,
   const auto attend_case = [memory](const PlanSettings& settings) {
     return [=](const Case& c, std::string& served_by) { return attend_on_device(c, settings, memory, served_by); };
   };
-  Target target;
-  target.name = name;
-  target.attend = attend_case({.kernel = kernel});
+  Target target = target_of(name, attend_case({.kernel = kernel}));
   target.rounded_rows = [device = *device, kernel](const Case& c) { return rounded_on(c, device, {.kernel = kernel}); };
-  target.padding = true;
-  target.masks = true;
-  target.v_head_dim = true;
-  target.eight_bit_rows = true;
-  target.token_scales = true;
-  target.unlike_types = true;
-  target.block_scales = false;  // GPUs refuse them, with a reason
   target.batch_invariant = true;
   target.invariant = attend_case({.kernel = kernel, .batch_invariant = true});
   return target;
@@ -99,10 +117,62 @@ AttendCase planned_target(const PlanSettings& settings, const std::shared_ptr<Ex
   return [=](const Case& c, std::string& served_by) { return attend_planned(c, settings, *executor, served_by); };
 }
 
+CascadeSettings cascade_settings(int num_threads) {
+  return {.plan = {.num_threads = num_threads}, .always = true, .partials = DType::f32};
+}
+
+std::string kernels_of(const Cascade& cascade) {
+  std::string names;
+  for (const CascadeLevel& level : cascade.levels) names += (names.empty() ? "" : "+") + std::string(level.plan.kernel.name());
+  return cascade.levels.empty() ? std::string(cascade.plain.kernel.name()) : names;
+}
+
+Status cascade_here(const Case& c, int num_threads, Executor& executor, std::string& kernel) {
+  const Result<Cascade> planned = plan_cascade(c.batch, c.cache, c.options, cascade_settings(num_threads));
+  if (!planned.ok()) return planned.status();
+  kernel = kernels_of(planned.value());
+  const PoisonedWorkspace workspace(workspace_bytes(planned.value()));
+  return attend_cascade(planned.value(), c.batch, c.cache, c.options, workspace.span(), {.executor = &executor});
+}
+
+Status cascade_there(const Case& c, Memory memory, std::string& kernel) {
+  const Result<cases::DeviceCase> there = cases::DeviceCase::upload(c, memory);
+  if (!there.ok()) return there.status();
+  const Result<Cascade> planned = plan_cascade(there->batch(), there->cache(), there->options(), cascade_settings(0));
+  if (!planned.ok()) return planned.status();
+  kernel = kernels_of(planned.value());
+  const Result<cases::DeviceBytes> poisoned = there->poisoned(workspace_bytes(planned.value()));
+  if (!poisoned.ok()) return poisoned.status();
+  const std::span<std::byte> workspace(poisoned->data(), workspace_bytes(planned.value()));
+  for (const auto run : {attend_cascade, cascade_status})
+    if (Status s = run(planned.value(), there->batch(), there->cache(), there->options(), workspace, {}); !s.ok()) return s;
+  return there->download(c);
+}
+
+/// "cpu_cascade", "cuda_cascade" or "hip_cascade"; absent for other names.
+std::optional<Result<Target>> cascade_target(const std::string& name, int num_threads) {
+  for (const Backend backend : {Backend::cpu, Backend::cuda, Backend::hip}) {
+    if (name != std::string(quire::name(backend)) + "_cascade") continue;
+    const Memory memory = device::memory_of(backend);
+    if (backend == Backend::cpu) {
+      const std::shared_ptr<Executor> executor = make_thread_pool(num_threads);
+      return target_of(name, [=](const Case& c, std::string& kernel) { return cascade_here(c, num_threads, *executor, kernel); });
+    }
+    const Result<Device> device = device::device_at(memory, 0);
+    if (!device.ok())
+      return Status(Code::unsupported, formatted("this machine cannot run {}: {}", name, device.status().message()));
+    Target target = target_of(name, [=](const Case& c, std::string& kernel) { return cascade_there(c, memory, kernel); });
+    // Where nothing is shared, rows are those of the plan that plan() makes.
+    target.rounded_rows = [device = device.value()](const Case& c) { return rounded_on(c, device, {}); };
+    return target;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Result<Target> backend_target(const std::string& name, int num_threads) {
-  if (const std::optional<Result<Target>> cascade = verify_detail::cascade_target(name, num_threads)) return *cascade;
+  if (const std::optional<Result<Target>> cascade = cascade_target(name, num_threads)) return *cascade;
   if (const std::optional<Result<Target>> lists = verify_detail::list_target(name, num_threads)) return *lists;
   for (const Backend gpu : {Backend::cuda, Backend::hip})
     if (name == quire::name(gpu)) return device_target(name, "", gpu);
@@ -121,16 +191,8 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   const std::shared_ptr<Executor> executor = make_thread_pool(num_threads);
   const std::string kernel = any ? std::string() : name;
   const int cut = std::max(kManyThreads, executor->num_threads());  // a plan serves at most as many threads as it was made for
-  Target target;
-  target.name = name;
-  target.attend = planned_target({.kernel = kernel, .num_threads = num_threads}, executor);
-  target.padding = true;
-  target.masks = true;
-  target.v_head_dim = true;
-  target.eight_bit_rows = true;
-  target.token_scales = true;
-  target.unlike_types = true;
-  target.block_scales = true;
+  Target target = target_of(name, planned_target({.kernel = kernel, .num_threads = num_threads}, executor));
+  target.block_scales = true;  // GPUs refuse them, with a reason
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
   target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "quire/verify.hpp"
-#include "verify/matrix.h"
 #include "verify/power.h"
 
 namespace quire::verify_detail {

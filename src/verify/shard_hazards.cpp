@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hazards of contexts that are spread over ranks: the smallest batches that meet each, with how positions are dealt.
-#include "text/formatted.h"
 #include "verify/matrix.h"
 
 namespace quire::verify_detail {

@@ -8,10 +8,18 @@
 #include <fstream>
 #include <sstream>
 
-#include "report/json/json.h"
+#include "report/json/keys.h"
 #include "text/formatted.h"
 
 namespace quire::verify_detail {
+
+template <typename Keys, report::Of<SoakState> State>
+void keys_of(Keys& keys, State& s) {
+  keys.says("quire_soak", 1);
+  keys("seed", s.seed, "next", s.next, "seconds", s.seconds, "running", s.running, "interrupted", s.interrupted);
+  keys("counts", s.counts);
+}
+
 namespace {
 
 using report::Json;
@@ -30,37 +38,11 @@ std::string one_line(std::string text) {
   return text;
 }
 
-Json json_of_state(const SoakState& s) {
-  return {{"quire_soak", 1},
-          {"seed", s.seed},
-          {"next", s.next},
-          {"seconds", s.seconds},
-          {"running", s.running},
-          {"interrupted", s.interrupted},
-          {"counts", report::json_of(s.counts)}};
-}
-
 /// Throws where a key is missing or of another type.
 SoakState state_of(const Json& json) {
   if (json.at("quire_soak") != 1) throw std::invalid_argument("another version");
   SoakState s;
-  s.seed = json.at("seed").get<std::uint64_t>();
-  s.next = json.at("next").get<std::int64_t>();
-  s.seconds = json.at("seconds").get<double>();
-  s.running = json.at("running").get<std::string>();
-  s.interrupted = json.at("interrupted").get<std::vector<std::string>>();
-  for (const Json& c : json.at("counts")) {
-    SoakCounts counts;
-    counts.target = c.at("target").get<std::string>();
-    counts.cases = c.at("cases").get<std::int64_t>();
-    counts.passed = c.at("passed").get<std::int64_t>();
-    counts.failed = c.at("failed").get<std::int64_t>();
-    counts.refused = c.at("refused").get<std::int64_t>();
-    counts.num_elements = c.at("num_elements").get<std::int64_t>();
-    counts.num_compared = c.at("num_compared").get<std::int64_t>();
-    counts.worst_ratio = c.at("worst_ratio").get<double>();
-    s.counts.push_back(std::move(counts));
-  }
+  report::Reader::read(json, s);
   if (s.next < 0) throw std::invalid_argument("next is negative");
   return s;
 }
@@ -98,7 +80,7 @@ Status SoakFiles::save(const SoakState& state) const {
   const std::string path = directory_ + "state.json", part = path + ".part";
   {
     std::ofstream file(part, std::ios::binary | std::ios::trunc);
-    file << json_of_state(state).dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
+    file << report::Writer::written(state).dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
     if (!file.flush()) return io_error(part, "cannot be written");
   }
   std::error_code error;

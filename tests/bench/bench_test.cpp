@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/ceilings/loops.h"
-#include "bench/verified.h"
+#include "bench/driver.h"
 #include "quire/bench.hpp"
 #include "quire/plan.hpp"
 #include "quire/report.hpp"

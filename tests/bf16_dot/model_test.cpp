@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // cpu_avx512bf16 on processors without AVX512-BF16: the model of the instruction against the instruction, where there is one, and
-// the kernel's hazard cases with the model in the instruction's place. This program holds its own copy of the kernels, compiled
-// with QUIRE_EMULATE_BF16_DOT; it needs AVX-512.
+// the kernel's hazard cases with the model in the instruction's place. This program has its own copy of the kernel
+// (kernel.cpp); it needs AVX-512.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-#include "backend/cpu/bf16_dot_model.h"
+#include "bf16_dot/bf16_dot_model.h"
 #include "bf16_dot/dot_probe.h"
 #include "kernels/hazard_cases.h"
 #include "kernels/host_kernels.h"

@@ -9,8 +9,8 @@
 
 #include "quire/plan.hpp"
 #if defined(__x86_64__)
-#include "backend/cpu/amx/emulated_tiles.h"
 #include "backend/cpu/amx/tiles.h"
+#include "emulated/emulated_tiles.h"
 #include "semantics/dtype.h"
 
 namespace quire::cpu {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The analysis of variance that tells a wrong factor from rounding.
-#include "diagnose/common_factor.h"
+#include "diagnose/find_profile.h"
 
 #include <gtest/gtest.h>
 

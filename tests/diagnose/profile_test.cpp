@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "diagnose/emulate.h"
+#include "diagnose/find_profile.h"
 #include "diagnose/written_by.h"
 #include "numerics/tolerance.h"
 

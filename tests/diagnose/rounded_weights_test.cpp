@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "diagnose/emulate.h"
+#include "diagnose/find_profile.h"
 #include "numerics/tolerance.h"
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "diagnose/diagnose_util.h"
-#include "diagnose/emulate.h"
+#include "diagnose/find_profile.h"
 
 namespace quire::test {
 

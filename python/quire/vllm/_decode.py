@@ -149,11 +149,11 @@ def paged_attention_v2(
     fp8_flavour: str | None = None,
 ) -> None:
     """:func:`paged_attention_v1` with vLLM's split-softmax buffers ``exp_sum``, ``max_logits`` and ``tmp_out``, which are not touched."""
-    arguments = read_decode(
-        out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, alibi_slopes, kv_cache_dtype, k_scale,
-        v_scale, blocksparse_vert_stride=blocksparse_vert_stride, wait=wait, fp8_flavour=fp8_flavour,
+    paged_attention_v1(
+        out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len, alibi_slopes, kv_cache_dtype,
+        k_scale, v_scale, tp_rank, blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size, blocksparse_head_sliding_step,
+        wait=wait, fp8_flavour=fp8_flavour,
     )  # fmt: skip
-    _decode(arguments, max_seq_len, True)
 
 
 def paged_attention_rocm(

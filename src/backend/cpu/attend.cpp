@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/entry.h"

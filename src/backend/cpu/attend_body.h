@@ -17,7 +17,6 @@
 #include "backend/cpu/finish_row.h"
 #include "backend/cpu/fold_rows.h"
 #include "backend/cpu/item_view.h"
-#include "backend/cpu/softmax_row.h"
 #include "backend/cpu/tile_path.h"
 
 namespace quire::cpu {

@@ -133,7 +133,7 @@ void direct_value_rows(const ItemView& v, std::int64_t m, std::int64_t count, co
   }
 }
 
-/// The same by type. A row's correction is applied with its first keys.
+/// Adds weighted values to the accumulators, by the type of the cache. A row's correction is applied with its first keys.
 template <class V>
 void direct_accumulate(const ItemView& v, std::int64_t m, std::int64_t count, const Operands& values, TileKeys keys,
                        float* corrections) {

@@ -11,7 +11,7 @@ namespace quire::cpu {
 /// [256] values by code, or null if the dtype is not an fp8 format. The tables live as long as the program.
 const float* fp8_table(DType dtype) noexcept;
 
-/// The same values as bf16 codes: every fp8 value is a bf16.
+/// Values of the codes as bf16 codes: every fp8 value is a bf16.
 const std::uint16_t* fp8_bf16_table(DType dtype) noexcept;
 
 }  // namespace quire::cpu

@@ -31,7 +31,7 @@ inline float scale_of_head(const float* scales, std::int64_t stride, std::int64_
   return scales != nullptr ? scales[head * stride] : 1.0f;
 }
 
-/// What scores of cached keys are multiplied by, besides softmax_scale: queries with a scale have no other keys.
+/// Factor of the scores of cached keys beside softmax_scale. Queries with a scale have no other keys.
 inline float key_scale(const ItemView& v) {
   const AttendArgs& a = v.args;
   return scale_of_head(a.k_scale, a.k_scale_stride, v.item.kv_head) * scale_of_head(a.q_scale, a.q_scale_stride, v.item.kv_head);

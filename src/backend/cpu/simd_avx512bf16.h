@@ -3,8 +3,7 @@
 //
 // VDPBF16PS (Intel SDM vol. 2C): the product of the odd elements, then that of the even ones, is added with one rounding to
 // nearest even each; denormal inputs count as zero and denormal results become zero; MXCSR is neither read nor written. Products
-// of bf16 values are exact in f32. With QUIRE_EMULATE_BF16_DOT the instruction is replaced by a model of it, for tests on
-// processors without it (tests/bf16_dot).
+// of bf16 values are exact in f32. tests/bf16_dot puts a model in the place of the instruction, for processors without it.
 #pragma once
 
 #include <immintrin.h>
@@ -14,30 +13,16 @@
 #include "backend/cpu/elements.h"
 #include "backend/cpu/fp8_words.h"
 #include "backend/cpu/simd_avx512.h"
-#ifdef QUIRE_EMULATE_BF16_DOT
-#include "backend/cpu/bf16_dot_model.h"
-#endif
 
 namespace quire::cpu {
 
 struct Avx512Bf16Simd : Avx512Simd {
   static constexpr int kPairs = 2;  ///< an element of a query or key row is a pair of bf16 values, the even one in the lower half
 
-#ifdef QUIRE_EMULATE_BF16_DOT
-  static Reg dot(Reg a, Reg b, Reg c) {
-    alignas(64) float x[kWidth], y[kWidth], z[kWidth];
-    _mm512_store_ps(x, a);
-    _mm512_store_ps(y, b);
-    _mm512_store_ps(z, c);
-    for (int i = 0; i < kWidth; ++i) z[i] = bf16_dot_model(x[i], y[i], z[i]);
-    return _mm512_load_ps(z);
-  }
-#else
   static Reg dot(Reg a, Reg b, Reg c) {
     return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
-#endif
-#if defined(__AVX512VBMI__) && !defined(QUIRE_EMULATE_BF16_DOT)
+#if defined(__AVX512VBMI__)
   static constexpr bool kWidensFp8 = true;
 #endif
   /// The upper halves, which are all there is of a bf16 or fp8 value.

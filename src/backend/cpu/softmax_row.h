@@ -9,7 +9,6 @@
 
 #include "backend/cpu/item_view.h"
 #include "semantics/score.h"
-#include "semantics/softmax_state.h"
 
 namespace quire::cpu {
 namespace {

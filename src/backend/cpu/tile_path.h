@@ -132,7 +132,7 @@ void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std::int64_
 
 // ---- one tile --------------------------------------------------------------------------------------------------------------
 
-/// What is known of a tile before it is absorbed: where its rows lie, and which of them need no conversion through scratch.
+/// Facts about a tile before it is absorbed: where its rows lie, and which rows need no conversion through scratch.
 struct Tile {
   std::int64_t start, begin, end;  ///< keys [begin, end) of the tile that starts at `start`
   bool k_in_place = false, v_in_place = false;
@@ -220,7 +220,7 @@ void accumulate_weighted(const ItemView& v, const Tile& t, const WeightedRows<V>
     add_set_aside<V>(v, aside, t.scales, t.start, w.first + r, w.keys[r], v.scores + r * v.tile_kv);
 }
 
-/// The same for all rows of an item that has few, without panels. False, and nothing done, if an accumulator is not finite
+/// Accumulates all rows of an item that has few, without panels. Returns false, and does nothing, if an accumulator is not finite
 /// afterwards: values that are not finite are added last (add_set_aside), and nobody has looked for them here.
 template <class V>
 bool accumulate_in_place(const ItemView& v, const Tile& t, const WeightedRows<V>& w, PrefetchWalk& ahead) {

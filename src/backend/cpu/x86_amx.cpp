@@ -3,13 +3,8 @@
 // granted the tile registers.
 #if defined(__x86_64__)
 #include "backend/cpu/amx/attend_amx.h"
-#include "backend/cpu/amx/emulated_tiles.h"
 
 namespace quire::cpu {
-#ifdef QUIRE_EMULATE_AMX  // tests only: the same kernel on machines without the unit
-const KernelEntry kAmxEntry = {&plan_detail::rows::cpu_amx, attend_amx_item<EmulatedTiles>, merge_item<Avx512Simd>};
-#else
 const KernelEntry kAmxEntry = {&plan_detail::rows::cpu_amx, attend_amx_item<HardwareTiles>, merge_item<Avx512Simd>};
-#endif
 }  // namespace quire::cpu
 #endif

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <new>
 #include <span>
 #include <string>
 #include <vector>

@@ -3,7 +3,6 @@
 // shows whether two cores share a cache.
 #include "bench/ceilings/measure.h"
 
-#include <algorithm>
 #include <atomic>
 
 #include "bench/ceilings/team.h"

@@ -9,7 +9,7 @@
 
 namespace quire::diagnose_detail {
 
-std::vector<Cut> cuts(const faults_detail::Facts& f) {
+std::vector<Cut> cuts(const Facts& f) {
   using N = std::int64_t;
   std::vector<Cut> list;
   const auto tiles = [&](const std::string& name, N size) {

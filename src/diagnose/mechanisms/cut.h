@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "faults/model.h"
+#include "diagnose/fault_model.h"
 
 namespace quire::diagnose_detail {
 
@@ -27,6 +27,6 @@ struct Cut {
   std::int64_t last(const Extent& e) const { return group(e, of_sequence ? e.seq_len - 1 : e.to - 1); }
 };
 
-std::vector<Cut> cuts(const faults_detail::Facts& facts);
+std::vector<Cut> cuts(const Facts& facts);
 
 }  // namespace quire::diagnose_detail

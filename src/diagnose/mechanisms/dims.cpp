@@ -11,10 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-
 constexpr std::size_t kCellsRead = 48;
 constexpr std::int64_t kZero = -1;  // a dim that holds 0
 constexpr std::int64_t kNone = -2;  // a dim that holds no dim of the right output
@@ -81,20 +77,11 @@ void propose_output_dims(const Scene& scene, Proposals& list) {
       moved > 0 ? formatted("{} dims hold another one's value: dim {} that of dim {}", moved, first, map[Facts::at(first)])
                 : formatted("{} dims hold 0, from dim {} on", zero, first);
   if (moved > 0 && map[Facts::at(first)] == kZero) detail = formatted("{} dims hold another one's value, {} hold 0", moved, zero);
-  Proposal p{"dims",
-             moved > 0 ? "stores dims of the output in other places" : "leaves dims of the output at 0",
-             std::move(detail),
-             kNext,
-             1,
-             {}};
-  p.plant = [map](Model& m) {
-    m.finish = [map, before = m.finish](const Row& row, faults_detail::RowResult& result) {
-      before(row, result);
-      const std::vector<double> right = result.out;
-      for (std::size_t d = 0; d < map.size(); ++d) result.out[d] = map[d] == kZero ? 0 : right[Facts::at(map[d])];
-    };
-  };
-  list.push_back(std::move(p));
+  list.push_back({"dims", moved > 0 ? "stores dims of the output in other places" : "leaves dims of the output at 0",
+                  std::move(detail), kNext, 1, result_changed([map](const Row&, RowResult& result) {
+                    const std::vector<double> right = result.out;
+                    for (std::size_t d = 0; d < map.size(); ++d) result.out[d] = map[d] == kZero ? 0 : right[Facts::at(map[d])];
+                  })});
 }
 
 struct Order {
@@ -144,15 +131,13 @@ void propose_dims(const Scene& scene, Proposals& list) {
   const std::int64_t dims = scene.facts.head_dim;
   if (dims < 4) return;
   for (const Order& order : orders(dims)) {
-    Proposal p{
-        "dims", "multiplies other dims of q and K with each other", order.text, "compare the order of dims in q and in K", 1, {}};
-    p.plant = [order, dims](Model& m) {
-      m.query = [order, dims, before = m.query](const Row& row, std::int64_t d) {
-        const std::int64_t from = order.source(d, dims);
-        return from < 0 ? 0.0 : before(row, from);
-      };
-    };
-    list.push_back(std::move(p));
+    list.push_back({"dims", "multiplies other dims of q and K with each other", order.text,
+                    "compare the order of dims in q and in K", 1, [order, dims](Model& m) {
+                      m.query = [order, dims, before = m.query](const Row& row, std::int64_t d) {
+                        const std::int64_t from = order.source(d, dims);
+                        return from < 0 ? 0.0 : before(row, from);
+                      };
+                    }});
   }
 }
 

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // K or V decoded as another type, or from another layout. The catalogue has both sides at once; kernels convert K and V in
 // different places.
-#include <algorithm>
 #include <cstring>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::Row;
-using faults_detail::Side;
 
 /// A way to read the bytes of one element.
 struct Reading {
@@ -140,18 +131,18 @@ void propose_orders(const Facts& f, Proposals& list) {
 
 /// K in place of V and V in place of K, each by its own strides.
 void propose_exchange(Proposals& list) {
-  Proposal p{"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0, {}};
-  p.plant = [](Model& m) {
-    m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-      const Side other = side == Side::key ? Side::value : Side::key;
-      if (place.kind == Place::Kind::new_row) faults_detail::load_new_row(*f, other, place.token, head, v);
-      if (place.kind != Place::Kind::cache) return;
-      const float* stored = f->decoded.slot(other, place.page, place.offset, head);
-      const double scale = Model(*f).scale(other, place, head);
-      for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);
-    };
-  };
-  list.push_back(std::move(p));
+  list.push_back({"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0,
+                  [](Model& m) {
+                    m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
+                      const Side other = side == Side::key ? Side::value : Side::key;
+                      if (place.kind == Place::Kind::new_row) faults_detail::load_new_row(*f, other, place.token, head, v);
+                      if (place.kind != Place::Kind::cache) return;
+                      const float* stored = f->decoded.slot(other, place.page, place.offset, head);
+                      const double scale = Model(*f).scale(other, place, head);
+                      for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d)
+                        v[d] = scale * static_cast<double>(stored[d]);
+                    };
+                  }});
 }
 
 }  // namespace

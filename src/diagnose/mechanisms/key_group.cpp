@@ -13,11 +13,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::Row;
-
 constexpr double kWhole = 0.02;   // a coefficient this close to -1 or 1 is one
 constexpr std::size_t kBest = 2;  // groups of one cell and one way to cut
 const char* const kNextKeyGroup =
@@ -75,27 +70,20 @@ class Groups {
  private:
   void insert(const std::string& what, const std::string& which, const Cut& cut, double x, const Selects& selects) {
     if (proposals_.contains(what + which)) return;
-    Proposal p{cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range",
-               what + " a group of keys",
-               which,
-               kNextKeyGroup,
-               1,
-               {}};
     const Facts* f = &f_;
-    p.plant = [f, cut, x, selects](Model& m) {
-      m.keys = [f, cut, x, selects, before = m.keys](const Row& row, std::vector<Key>& keys) {
-        before(row, keys);
-        if (keys.empty()) return;
-        const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len};
-        const std::int64_t last = cut.last(extent);
-        for (Key& key : keys) {
-          const std::int64_t index = cut.group(extent, key.position);
-          if (selects(index, last - index, f->page(row.req, key.position / f->page_size))) key.weight *= 1 + x;
-        }
-        std::erase_if(keys, [](const Key& key) { return key.weight == 0; });
-      };
+    const auto weigh = [f, cut, x, selects](const Row& row, std::vector<Key>& keys) {
+      if (keys.empty()) return;
+      const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len};
+      const std::int64_t last = cut.last(extent);
+      for (Key& key : keys) {
+        const std::int64_t index = cut.group(extent, key.position);
+        if (selects(index, last - index, f->page(row.req, key.position / f->page_size))) key.weight *= 1 + x;
+      }
+      std::erase_if(keys, [](const Key& key) { return key.weight == 0; });
     };
-    proposals_.emplace(what + which, std::move(p));
+    const char* const mechanism = cut.splits || (x == 1 && cut.name != "key") ? "split" : "key_range";
+    proposals_.emplace(what + which,
+                       Proposal{mechanism, what + " a group of keys", which, kNextKeyGroup, 1, keys_changed(weigh)});
   }
 
   const Facts& f_;
@@ -120,13 +108,9 @@ void propose_lanes(const Scene& scene, Proposals& list) {
         if (!cell.explained_by(fit.left * cell.error()) || std::fabs(fit.x + 1) > kWhole ||
             !known.insert({{modulus, lane}, true}).second)
           continue;
-        Proposal p{
-            "key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane), kNextKeyGroup, 1,
-            {}};
-        p.plant = [modulus, lane](Model& m) {
-          faults_detail::drop_keys(m, [modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; });
-        };
-        list.push_back(std::move(p));
+        list.push_back({"key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane),
+                        kNextKeyGroup, 1,
+                        keys_dropped([modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; })});
       }
 }
 
@@ -149,17 +133,11 @@ void propose_ends_of_tiles(const Scene& scene, Proposals& list) {
         if (!cell.explained_by(fit.left * cell.error()) || (!left_out && !twice)) continue;
         const std::string detail = formatted("the last {} of each tile of {}", keys, size);
         if (!known.insert({detail + (twice ? "2" : "0"), true}).second) continue;
-        Proposal p{"split", twice ? "counts keys twice where splits meet" : "leaves out keys where splits meet",
-                   detail,  kNextKeyGroup,
-                   1,       {}};
-        p.plant = [at_end, twice](Model& m) {
-          m.keys = [at_end, twice, before = m.keys](const Row& row, std::vector<Key>& all) {
-            before(row, all);
-            if (!twice) std::erase_if(all, [&](const Key& key) { return at_end(key.position); });
-            for (Key& key : all) key.weight *= twice && at_end(key.position) ? 2 : 1;
-          };
-        };
-        list.push_back(std::move(p));
+        list.push_back({"split", twice ? "counts keys twice where splits meet" : "leaves out keys where splits meet", detail,
+                        kNextKeyGroup, 1, keys_changed([at_end, twice](const Row&, std::vector<Key>& all) {
+                          if (!twice) std::erase_if(all, [&](const Key& key) { return at_end(key.position); });
+                          for (Key& key : all) key.weight *= twice && at_end(key.position) ? 2 : 1;
+                        })});
       }
 }
 
@@ -194,12 +172,9 @@ void propose_middles(const Scene& scene, Proposals& list) {
       const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
       if (std::fabs(fit.x + 1) >= kWhole || !cell.explained_by(fit.left * cell.error())) continue;
       known.insert({middle.detail, true});
-      Proposal p{"key_range", "leaves out keys in the middle", middle.detail, kNextKeyGroup, 1, {}};
-      p.plant = [middle](Model& m) {
-        faults_detail::drop_keys(
-            m, [middle](const Row& row, std::int64_t k) { return k >= middle.from(row) && k < middle.to(row); });
-      };
-      list.push_back(std::move(p));
+      list.push_back(
+          {"key_range", "leaves out keys in the middle", middle.detail, kNextKeyGroup, 1,
+           keys_dropped([middle](const Row& row, std::int64_t k) { return k >= middle.from(row) && k < middle.to(row); })});
     }
 }
 

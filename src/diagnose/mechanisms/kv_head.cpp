@@ -6,17 +6,10 @@
 #include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-using faults_detail::RowHead;
-using faults_detail::Side;
 
 constexpr std::int64_t kMostKeys = 2048;
 constexpr std::size_t kMostHeads = 64;
@@ -89,19 +82,13 @@ void propose_kv_head(const Scene& scene, Proposals& list) {
       if (read < 0 && map.empty()) break;
     }
     if (map.size() * 10 < cells.size() * 9 || map.empty()) continue;
-    Proposal p{"kv_head",
-               formatted("reads {} of another KV head", sides.text()),
-               rule_of(scene.facts, map),
-               "query head h reads KV head h / (num_q_heads / num_kv_heads)",
-               1,
-               {}};
-    p.plant = [map, sides](Model& m) {
-      m.kv_head = [map, sides, before = m.kv_head](const Row& r, Side side) {
-        const auto read = map.find(r.query_head);
-        return sides.has(side) && read != map.end() ? read->second : before(r, side);
-      };
-    };
-    list.push_back(std::move(p));
+    list.push_back({"kv_head", formatted("reads {} of another KV head", sides.text()), rule_of(scene.facts, map),
+                    "query head h reads KV head h / (num_q_heads / num_kv_heads)", 1, [map, sides](Model& m) {
+                      m.kv_head = [map, sides, before = m.kv_head](const Row& r, Side side) {
+                        const auto read = map.find(r.query_head);
+                        return sides.has(side) && read != map.end() ? read->second : before(r, side);
+                      };
+                    }});
   }
 }
 

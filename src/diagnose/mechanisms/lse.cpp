@@ -9,21 +9,12 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-
 constexpr double kSame = 2e-4;  // relative: lse is f32, its error some roundoffs of |lse|
 const char* const kNextLse = "lse = m + log(denominator), natural logarithm, the sink included";
 
-void add(Proposals& list, std::string text, std::string detail, int parameters,
-         std::function<double(const faults_detail::Row&, double)> lse) {
-  Proposal p{"factor_lse", std::move(text), std::move(detail), kNextLse, parameters, {}};
-  p.plant = [lse = std::move(lse)](faults_detail::Model& m) {
-    m.finish = [lse, before = m.finish](const faults_detail::Row& row, faults_detail::RowResult& result) {
-      before(row, result);
-      result.lse = lse(row, result.lse);
-    };
-  };
-  list.push_back(std::move(p));
+void add(Proposals& list, std::string text, std::string detail, int parameters, std::function<double(const Row&, double)> lse) {
+  list.push_back({"factor_lse", std::move(text), std::move(detail), kNextLse, parameters,
+                  result_changed([lse](const Row& row, RowResult& result) { result.lse = lse(row, result.lse); })});
 }
 
 }  // namespace
@@ -43,15 +34,14 @@ void propose_lse(const Scene& scene, Proposals& list) {
   if (std::all_of(differences.begin(), differences.end(),
                   [&](double x) { return std::fabs(x - offset) < kSame + std::fabs(offset) * 0.02; }))
     add(list, "adds a number to the lse", formatted("{:+.5g}", offset), 1,
-        [offset](const faults_detail::Row&, double lse) { return lse + offset; });
+        [offset](const Row&, double lse) { return lse + offset; });
   if (all_same(ratios, 0.01)) {
     const bool base_2 = std::fabs(factor - 1 / std::log(2.0)) < 1e-3;
     add(list, base_2 ? "writes the lse to base 2" : "multiplies the lse by a factor", formatted("times {:.6g}", factor),
-        base_2 ? 0 : 1, [factor](const faults_detail::Row&, double lse) { return factor * lse; });
+        base_2 ? 0 : 1, [factor](const Row&, double lse) { return factor * lse; });
   }
-  add(list, "writes the denominator, without the logarithm", "exp(lse)", 0,
-      [](const faults_detail::Row&, double lse) { return std::exp(lse); });
-  add(list, "negates the lse", "", 0, [](const faults_detail::Row&, double lse) { return -lse; });
+  add(list, "writes the denominator, without the logarithm", "exp(lse)", 0, [](const Row&, double lse) { return std::exp(lse); });
+  add(list, "negates the lse", "", 0, [](const Row&, double lse) { return -lse; });
 }
 
 }  // namespace quire::diagnose_detail

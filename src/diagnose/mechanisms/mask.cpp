@@ -9,18 +9,13 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::Row;
-
 /// Hidden keys up to `end` get score 0 in place of -inf; `values`: their V are added, too.
 void plant_zero_scores(Model& m, const Facts* f, const std::function<std::int64_t(const Row&)>& end, bool before_window) {
   m.keys = [f, end, before_window, before = m.keys](const Row& row, std::vector<Key>& keys) {
     const std::int64_t capacity = f->max_pages_per_req * f->page_size;
-    if (before_window) faults_detail::append_keys(0, f->first_key(row.q_pos) - 1, keys);
+    if (before_window) append_keys(0, f->first_key(row.q_pos) - 1, keys);
     before(row, keys);
-    faults_detail::append_keys(row.q_pos + 1, std::min(end(row), capacity) - 1, keys);
+    append_keys(row.q_pos + 1, std::min(end(row), capacity) - 1, keys);
   };
   m.score = [f, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
     return k > row.q_pos || k < f->first_key(row.q_pos) ? 0.0 : before(model, row, k, dot);
@@ -30,20 +25,12 @@ void plant_zero_scores(Model& m, const Facts* f, const std::function<std::int64_
 /// A tile of query rows is masked by one of its rows.
 void propose_row_tiles(Proposals& list) {
   for (std::int64_t tile = 2; tile <= 128; tile *= 2) {
-    Proposal p{"mask",
-               "lets a row see no more than the first row of its tile sees",
-               formatted("tiles of {} rows", tile),
-               "the mask of a tile differs by row: key k <= q_pos of the row, not of the tile",
-               1,
-               {}};
-    p.plant = [tile](Model& m) {
-      m.keys = [tile, before = m.keys](const Row& row, std::vector<Key>& keys) {
-        before(row, keys);
-        const std::int64_t index = row.q_pos - row.context_len(), last = row.q_pos - index % tile;
-        std::erase_if(keys, [last](const Key& key) { return key.position > last; });
-      };
-    };
-    list.push_back(std::move(p));
+    list.push_back({"mask", "lets a row see no more than the first row of its tile sees", formatted("tiles of {} rows", tile),
+                    "the mask of a tile differs by row: key k <= q_pos of the row, not of the tile", 1,
+                    keys_changed([tile](const Row& row, std::vector<Key>& keys) {
+                      const std::int64_t index = row.q_pos - row.context_len(), last = row.q_pos - index % tile;
+                      std::erase_if(keys, [last](const Key& key) { return key.position > last; });
+                    })});
   }
 }
 
@@ -66,14 +53,10 @@ void propose_mask(const Scene& scene, Proposals& list) {
   for (const End& end : ends)
     for (const bool before_window : {false, true}) {
       if (before_window && !f->windowed()) continue;
-      Proposal p{"mask",
-                 "gives hidden keys the score 0 in place of -infinity",
-                 end.text + (before_window ? ", and before the window" : ""),
-                 "the mask sets scores to -infinity before the maximum is taken",
-                 0,
-                 {}};
-      p.plant = [f, end, before_window](Model& m) { plant_zero_scores(m, f, end.end, before_window); };
-      list.push_back(std::move(p));
+      list.push_back({"mask", "gives hidden keys the score 0 in place of -infinity",
+                      end.text + (before_window ? ", and before the window" : ""),
+                      "the mask sets scores to -infinity before the maximum is taken", 0,
+                      [f, end, before_window](Model& m) { plant_zero_scores(m, f, end.end, before_window); }});
     }
   propose_row_tiles(list);
 }

@@ -5,15 +5,23 @@
 // To add one: add a file, a line here and a line in mechanisms.cpp.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "diagnose/fault_model.h"
 #include "diagnose/open_cell.h"
-#include "faults/fault.h"
-#include "quire/capture.hpp"
 
 namespace quire::diagnose_detail {
+
+/// K, V, or both: a mechanism that reads the cache elsewhere may do so on one side only.
+struct Sides {
+  bool key = true, value = true;
+  bool has(Side side) const { return side == Side::key ? key : value; }
+  std::string text() const { return key && value ? "K and V" : key ? "K" : "V"; }
+};
+inline constexpr std::array<Sides, 3> kSideSets{{{true, true}, {true, false}, {false, true}}};
 
 /// A model, and its description in words.
 struct Proposal {
@@ -22,14 +30,14 @@ struct Proposal {
   std::string detail;     ///< its parameters in words
   std::string next;       ///< advice for the next step
   int parameters = 0;     ///< numbers fitted to the evidence; among equals fewer come first
-  std::function<void(faults_detail::Model&)> plant;
-  const faults_detail::Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
-  bool symptom = false;                         ///< describes what happened without a cause
+  std::function<void(Model&)> plant;
+  const Fault* fault = nullptr;  ///< the entry of the catalogue, if it is one
+  bool symptom = false;          ///< describes what happened without a cause
 };
 
 /// The evidence that a mechanism may look at.
 struct Scene {
-  const faults_detail::Facts& facts;
+  const Facts& facts;
   const Observed& observed;
   const Localisation& where;
   std::vector<const Compared*> wrong;  ///< the wrong cells of the pattern

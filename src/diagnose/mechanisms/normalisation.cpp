@@ -9,10 +9,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::Row;
-
 constexpr double kNoSink = 1e-12;  // relative to a denominator: rounding error of a difference whose true value is 0
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 const char* const kNextNormalisation =
@@ -137,7 +133,7 @@ Change one_tile_in_denominator(const Tiles& tiles, Kept kept) {
   };
 }
 
-std::vector<std::int64_t> tile_sizes(const faults_detail::Facts& f) {
+std::vector<std::int64_t> tile_sizes(const Facts& f) {
   std::vector<std::int64_t> list{1, 4, 8, 16, 32, 64, 128, 256, 512};
   for (const std::int64_t pages : {1, 2, 4, 8})
     if (const std::int64_t tile = pages * f.page_size; std::find(list.begin(), list.end(), tile) == list.end())
@@ -150,9 +146,8 @@ std::vector<std::int64_t> tile_sizes(const faults_detail::Facts& f) {
 void propose_normalisation(const Scene& scene, Proposals& list) {
   const bool in_lse = std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->wrong_lse; });
   const auto add = [&](std::string text, std::string detail, const Change& change) {
-    Proposal p{"normalisation", std::move(text), std::move(detail), kNextNormalisation, 0, {}};
-    p.plant = [change, in_lse](Model& m) { plant(m, change, in_lse); };
-    list.push_back(std::move(p));
+    list.push_back({"normalisation", std::move(text), std::move(detail), kNextNormalisation, 0,
+                    [change, in_lse](Model& m) { plant(m, change, in_lse); }});
   };
   const std::int64_t page = scene.facts.page_size;
   add("divides by the number of keys", "", over([](const Sums& s) { return static_cast<double>(s.keys.size()); }));

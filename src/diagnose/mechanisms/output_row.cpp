@@ -13,11 +13,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-using faults_detail::RowHead;
-
 constexpr double kNearlyAll = 0.95;        // share of the wrong cells that must hold another cell's answer
 constexpr std::size_t kCellsTried = 2000;  // wrong cells from which a rule is derived; the rule is tested on all
 
@@ -129,23 +124,18 @@ void propose_output_row(const Scene& scene, Proposals& list) {
     if (step > 1 && !map.contains({cell->token, cell->head}))
       if (const Compared* holder = directory.holder(*cell); holder != nullptr)
         map[{cell->token, cell->head}] = {holder->token, holder->head};
-  Proposal p{"output_row",
-             "stores the right answer of another row or head",
-             rule_of(map),
-             "look at the row and head index of the store, and at the order in which requests are put back",
-             1,
-             {}};
-  p.plant = [map](Model& m) {
-    m.row = [map, before = m.row](std::int64_t token, std::int64_t head) {
-      const auto other = map.find({token, head});
-      if (other == map.end()) return before(token, head);
-      Row row = before(other->second.token, other->second.head);
-      row.token = token;
-      row.head = head;
-      return row;
-    };
-  };
-  list.push_back(std::move(p));
+  list.push_back({"output_row", "stores the right answer of another row or head", rule_of(map),
+                  "look at the row and head index of the store, and at the order in which requests are put back", 1,
+                  [map](Model& m) {
+                    m.row = [map, before = m.row](std::int64_t token, std::int64_t head) {
+                      const auto other = map.find({token, head});
+                      if (other == map.end()) return before(token, head);
+                      Row row = before(other->second.token, other->second.head);
+                      row.token = token;
+                      row.head = head;
+                      return row;
+                    };
+                  }});
 }
 
 }  // namespace quire::diagnose_detail

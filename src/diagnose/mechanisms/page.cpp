@@ -6,18 +6,11 @@
 #include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::Row;
-using faults_detail::Side;
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
@@ -27,12 +20,10 @@ const char* const kNextPage =
 
 using PlaceChange = std::function<void(const Facts&, const Row&, std::int64_t position, Place&)>;
 
-void change_place(Model& m, Sides sides, const PlaceChange& change) {
-  m.place = [sides, change, f = m.facts, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
-    Place place = before(model, row, side, k);
-    if (sides.has(side) && place.kind == Place::Kind::cache) change(*f, row, k, place);
-    return place;
-  };
+Plant place_changed(Sides sides, PlaceChange change) {
+  return cached_place_changed([=](const Model& model, const Row& row, Side side, std::int64_t k, Place& place) {
+    if (sides.has(side)) change(*model.facts, row, k, place);
+  });
 }
 
 struct PageRule {
@@ -125,9 +116,8 @@ std::vector<PageRule> slot_rules(const Facts& facts) {
 void propose_rules(const std::vector<PageRule>& rules, Proposals& list) {
   for (const PageRule& rule : rules)
     for (const Sides sides : kSideSets) {
-      Proposal p{"page", formatted("reads {} from another page or slot", sides.text()), rule.detail, kNextPage, 0, {}};
-      p.plant = [sides, change = rule.change](Model& m) { change_place(m, sides, change); };
-      list.push_back(std::move(p));
+      list.push_back({"page", formatted("reads {} from another page or slot", sides.text()), rule.detail, kNextPage, 0,
+                      place_changed(sides, rule.change)});
     }
 }
 
@@ -246,18 +236,11 @@ void propose_exchanged(const Scene& scene, const OpenCell& cell, const Search& s
   for (const Sides sides : kSideSets)
     for (const auto& [one, other] : search.exchanged(sides)) {
       const std::int64_t a = f.page(cell.row.req, one), b = f.page(cell.row.req, other);
-      Proposal p{"page_contents",
-                 formatted("finds two pages exchanged ({})", sides.text()),
-                 formatted("pages {} and {}", a, b),
-                 kNextPage,
-                 1,
-                 {}};
-      p.plant = [sides, a, b](Model& m) {
-        change_place(m, sides, [a, b](const Facts&, const Row&, std::int64_t, Place& place) {
-          if (place.page == a || place.page == b) place.page = a + b - place.page;
-        });
-      };
-      list.push_back(std::move(p));
+      list.push_back({"page_contents", formatted("finds two pages exchanged ({})", sides.text()),
+                      formatted("pages {} and {}", a, b), kNextPage, 1,
+                      place_changed(sides, [a, b](const Facts&, const Row&, std::int64_t, Place& place) {
+                        if (place.page == a || place.page == b) place.page = a + b - place.page;
+                      })});
     }
 }
 
@@ -265,14 +248,8 @@ void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const 
   const Facts& f = scene.facts;
   const std::int64_t req = cell.row.req, column = found.column, page = found.page, own = f.page(req, column);
   const auto add = [&](std::string mechanism, std::string detail, const PlaceChange& change) {
-    Proposal p{std::move(mechanism),
-               formatted("reads {} of one page from another page", sides.text()),
-               std::move(detail),
-               kNextPage,
-               1,
-               {}};
-    p.plant = [sides, change](Model& m) { change_place(m, sides, change); };
-    list.push_back(std::move(p));
+    list.push_back({std::move(mechanism), formatted("reads {} of one page from another page", sides.text()), std::move(detail),
+                    kNextPage, 1, place_changed(sides, change)});
   };
   add("page", formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, own),
       [req, column, page](const Facts& facts, const Row& row, std::int64_t k, Place& place) {

@@ -3,20 +3,12 @@
 // every content for every page that an opened cell reads; it recomputes only the sums over that page.
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::Row;
-using faults_detail::Side;
 
 constexpr std::size_t kCellsSearchedPageContents = 2;
 constexpr double kMostProductsPageContents = 4e8;  // multiply-adds of one search: about 0.3 s
@@ -148,20 +140,16 @@ class ContentSearch {
 };
 
 void propose(std::int64_t page, Sides sides, const Contents& contents, Proposals& list) {
-  Proposal p{"page_contents",
-             formatted("finds other contents in a page ({})", sides.text()),
-             formatted("page {}: {}", page, contents.text),
-             kNextPageContents,
-             1,
-             {}};
-  p.plant = [page, sides, change = contents.change](Model& m) {
-    m.vector = [page, sides, change, f = m.facts, before = m.vector](const Row& row, Side side, const Place& place,
-                                                                     std::int64_t head, std::span<double> v) {
-      if (before) before(row, side, place, head, v);
-      if (sides.has(side) && place.kind == Place::Kind::cache && place.page == page) change(*f, side, place, head, v);
-    };
-  };
-  list.push_back(std::move(p));
+  list.push_back({"page_contents", formatted("finds other contents in a page ({})", sides.text()),
+                  formatted("page {}: {}", page, contents.text), kNextPageContents, 1,
+                  [page, sides, change = contents.change](Model& m) {
+                    m.vector = [page, sides, change, f = m.facts, before = m.vector](
+                                   const Row& row, Side side, const Place& place, std::int64_t head, std::span<double> v) {
+                      if (before) before(row, side, place, head, v);
+                      if (sides.has(side) && place.kind == Place::Kind::cache && place.page == page)
+                        change(*f, side, place, head, v);
+                    };
+                  }});
 }
 
 void search_cell(const Scene& scene, const OpenCell& cell, const std::vector<Contents>& all, Proposals& list) {
@@ -190,15 +178,14 @@ void propose_new_tokens(Proposals& list) {
         New{"the slots of this step's tokens", [](const Row& r, std::int64_t k) { return k >= r.context_len(); }},
         New{"the slot of the last token", [](const Row& r, std::int64_t k) { return k == r.seq_len - 1; }}})
     for (const Sides sides : kSideSets) {
-      Proposal p{"page_contents", formatted("finds zeros in {} ({})", one.text, sides.text()), "", kNextPageContents, 0, {}};
-      p.plant = [sides, is = one.is](Model& m) {
-        m.place = [sides, is, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
-          Place place = before(model, row, side, k);
-          if (sides.has(side) && is(row, k)) place.kind = Place::Kind::zero;
-          return place;
-        };
-      };
-      list.push_back(std::move(p));
+      list.push_back({"page_contents", formatted("finds zeros in {} ({})", one.text, sides.text()), "", kNextPageContents, 0,
+                      [sides, is = one.is](Model& m) {
+                        m.place = [sides, is, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
+                          Place place = before(model, row, side, k);
+                          if (sides.has(side) && is(row, k)) place.kind = Place::Kind::zero;
+                          return place;
+                        };
+                      }});
     }
 }
 

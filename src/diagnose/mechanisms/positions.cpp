@@ -11,10 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-
 constexpr std::int64_t kShifts = 16;
 const char* const kNextPositions =
     "print the position that the kernel gives to a wrong row; it is context_len + the row's index in its request";
@@ -24,17 +20,12 @@ const char* const kNextPositions =
 void propose_positions(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
   const auto add = [&](std::string detail, int parameters, std::function<std::int64_t(const Row&)> position) {
-    Proposal p{"positions", "takes another position for the row's own", std::move(detail), kNextPositions, parameters, {}};
-    p.plant = [position = std::move(position)](Model& m) {
-      m.row = [position, before = m.row](std::int64_t token, std::int64_t head) {
-        Row row = before(token, head);
-        row.q_pos = std::max<std::int64_t>(0, position(row));
-        return row;
-      };
-      // The loop over keys still ends with the sequence.
-      faults_detail::drop_keys(m, [](const Row& row, std::int64_t k) { return k >= row.seq_len; });
-    };
-    list.push_back(std::move(p));
+    list.push_back({"positions", "takes another position for the row's own", std::move(detail), kNextPositions, parameters,
+                    [position = std::move(position)](Model& m) {
+                      row_changed([position](Row& row) { row.q_pos = std::max<std::int64_t>(0, position(row)); })(m);
+                      // The loop over keys still ends with the sequence.
+                      keys_dropped([](const Row& row, std::int64_t k) { return k >= row.seq_len; })(m);
+                    }});
   };
   for (std::int64_t by = 1; by <= kShifts; ++by)
     for (const std::int64_t shift : {-by, by})

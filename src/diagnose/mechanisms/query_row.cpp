@@ -11,11 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-using faults_detail::RowHead;
-
 constexpr std::size_t kCellsTriedQueryRow = 2;
 constexpr double kMostProductsQueryRow = 2e8;  // multiply-adds of one search: about 0.1 s
 
@@ -148,27 +143,23 @@ void propose_query_row(const Scene& scene, Proposals& list) {
   for (std::size_t c = 0; c < std::min(kCellsTriedQueryRow, scene.cells.size()); ++c) {
     const OpenCell& cell = scene.cells[c];
     for (const Query query : queries(scene, cell)) {
-      const std::vector<faults_detail::RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
+      const std::vector<RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
       if (!cell.explained_by(cell.distance(result[0].out))) continue;
       const bool row = query.token != cell.at.token;
       for (const QueryRowRule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
         if (!known.insert(rule.text).second) continue;
-        Proposal p{row ? "query_row" : "query_head",
-                   row ? "loads the query of another row" : "loads the query of another head",
-                   rule.text,
-                   "look at the index with which the query is loaded: query_start_loc[r] + i, head h",
-                   1,
-                   {}};
-        p.plant = [f, rule](Model& m) {
-          m.query = [f, rule, before = m.query](const Row& r, std::int64_t d) {
-            const Query q = rule.query(*f, r);
-            Row other = r;
-            other.query_token = q.token;
-            other.query_head = q.head;
-            return before(other, d);
-          };
-        };
-        list.push_back(std::move(p));
+        list.push_back({row ? "query_row" : "query_head",
+                        row ? "loads the query of another row" : "loads the query of another head", rule.text,
+                        "look at the index with which the query is loaded: query_start_loc[r] + i, head h", 1,
+                        [f, rule](Model& m) {
+                          m.query = [f, rule, before = m.query](const Row& r, std::int64_t d) {
+                            const Query q = rule.query(*f, r);
+                            Row other = r;
+                            other.query_token = q.token;
+                            other.query_head = q.head;
+                            return before(other, d);
+                          };
+                        }});
       }
     }
   }

@@ -23,8 +23,7 @@ Ratio ratio_of(const Scene& scene, const Compared& cell) {
   for (std::int64_t d = 0; d < reference.v_head_dim; ++d) {
     const std::int64_t element = cell.reference_row * reference.v_head_dim + d;
     if (!scene.where.wrong_dim(static_cast<std::size_t>(cell.reference_row), d)) continue;
-    const double expected = reference.out[faults_detail::Facts::at(element)],
-                 observed = scene.observed.at(cell.token, cell.head, d);
+    const double expected = reference.out[Facts::at(element)], observed = scene.observed.at(cell.token, cell.head, d);
     const double tolerance =
         numerics::output_tolerance(reference, cell.reference_row, element, type) + type.roundoff * std::fabs(observed);
     if (!std::isfinite(observed) || !std::isfinite(expected) || !(tolerance > 0)) return {&cell, 1, 1, 1};

@@ -10,12 +10,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-using faults_detail::RowHead;
-using faults_detail::Side;
-
 constexpr std::int64_t kShiftsRope = 64;
 constexpr std::int64_t kMostKeysRope = 1024;  // most keys of the searched cell; the search takes some hundred evaluations
 const char* const kNextRope = "compare the positions, the base and the pairing of dims with which queries and keys are rotated";
@@ -108,7 +102,7 @@ std::vector<Variant> variants(const Rotation& r) {
     list.push_back({"reads keys " + what, r.text(), [last](Model& m) { rotate_keys(m, last, -1); }});
   }
   const auto lost = [](std::int64_t position) {
-    return faults_detail::rounded(DType::bf16, static_cast<double>(position)) - static_cast<double>(position);
+    return rounded(DType::bf16, static_cast<double>(position)) - static_cast<double>(position);
   };
   of_query("rotates the query by its position rounded to bf16", [lost](const Row& row) { return lost(row.q_pos); });
   list.push_back({"rotates keys by their positions rounded to bf16", r.text(), [r, lost](Model& m) {
@@ -156,7 +150,7 @@ void propose_rope(const Scene& scene, Proposals& list) {
       for (const Variant& variant : variants({base, halves, dims})) {
         Model m(scene.facts);
         variant.plant(m);
-        const faults_detail::RowResult result = evaluate(m, std::span<const RowHead>(&cell->at, 1))[0];
+        const RowResult result = evaluate(m, std::span<const RowHead>(&cell->at, 1))[0];
         if (cell->explained_by(cell->distance(result.out)))
           list.push_back({"rope", variant.text, variant.detail, kNextRope, 1, variant.plant, nullptr, false});
       }

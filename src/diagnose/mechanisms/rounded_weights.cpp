@@ -10,12 +10,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::rounded;
-using faults_detail::Row;
-
 constexpr double kNegInfRoundedWeights = -std::numeric_limits<double>::infinity();
 constexpr std::int64_t kMostKeysRoundedWeights = 2048;  // most keys of a cell that is opened to distinguish tiles and splits
 // Ways to step through the keys that are proposed for each type: the best two, and more that fit these cells equally well.
@@ -158,15 +152,10 @@ void propose_rounded_weights(const Scene& scene, Proposals& list) {
     for (const bool rounded_sum : {false, true}) {
       way.rounded_sum = rounded_sum;
       for (const Way& best : best_steps(scene, cells, way)) {
-        Proposal p{"rounded",
-                   "rounds softmax weights before they meet V",
-                   formatted("to {}, relative to {}{}", best.text(), best.steps.text(),
-                             rounded_sum ? "; the denominator is their sum" : ""),
-                   kNextRoundedWeights,
-                   0,
-                   {}};
-        p.plant = [best](Model& m) { plant(m, best); };
-        list.push_back(std::move(p));
+        list.push_back({"rounded", "rounds softmax weights before they meet V",
+                        formatted("to {}, relative to {}{}", best.text(), best.steps.text(),
+                                  rounded_sum ? "; the denominator is their sum" : ""),
+                        kNextRoundedWeights, 0, [best](Model& m) { plant(m, best); }});
       }
     }
 }

@@ -5,20 +5,10 @@
 #include <cmath>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::rounded;
-using faults_detail::Row;
-using faults_detail::RowHead;
-using faults_detail::Side;
 
 constexpr int kRefinements = 40;
 const char* const kNextRounding = "keep scores and sums in f32; look for a conversion to a narrow type, and for a clamp";
@@ -106,7 +96,7 @@ std::vector<Clamp> clamps() {
                     };
                   }});
   list.push_back({"elements of the output", [cut](Model& m, double limit) {
-                    m.finish = [cut, limit, before = m.finish](const Row& row, faults_detail::RowResult& result) {
+                    m.finish = [cut, limit, before = m.finish](const Row& row, RowResult& result) {
                       before(row, result);
                       for (double& value : result.out) value = cut(value, limit);
                     };
@@ -136,9 +126,8 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
   }
   const double limit = (low + high) / 2;
   if (!cell.explained_by(left(limit) * before)) return;
-  Proposal p{"rounded", "cuts " + clamp.what + " at a largest value", formatted("{:.6g}", limit), kNextRounding, 1, {}};
-  p.plant = [clamp, limit](Model& m) { clamp.plant(m, limit); };
-  list.push_back(std::move(p));
+  list.push_back({"rounded", "cuts " + clamp.what + " at a largest value", formatted("{:.6g}", limit), kNextRounding, 1,
+                  [clamp, limit](Model& m) { clamp.plant(m, limit); }});
 }
 
 }  // namespace

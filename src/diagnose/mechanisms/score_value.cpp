@@ -12,10 +12,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Row;
-
 constexpr double kSameValue = 0.02;         // relative
 constexpr int kRefinementsScoreValue = 48;  // golden section: 1e-10 of the bracket
 constexpr std::size_t kCellsTriedScoreValue = 3;
@@ -99,9 +95,8 @@ void add_one_value(const Scene& scene, const Quantity& q, const std::vector<Fitt
   const double middle = median(values);
   double value = refine(std::span(scene.cells).first(count), q, middle * (1 - 2 * kSameValue), middle * (1 + 2 * kSameValue));
   if (middle == 0) value = 0;
-  Proposal p{q.mechanism, q.text, formatted("{:.6g} fits", value), q.next, 1, {}};
-  p.plant = [q, value](Model& m) { q.plant(m, [value](const Row&) { return value; }); };
-  list.push_back(std::move(p));
+  list.push_back({q.mechanism, q.text, formatted("{:.6g} fits", value), q.next, 1,
+                  [q, value](Model& m) { q.plant(m, [value](const Row&) { return value; }); }});
 }
 
 /// The cheapest wrong cell of each head whose scores matter.
@@ -129,14 +124,12 @@ void add_value_by_head(const Scene& scene, const Quantity& q, Proposals& list) {
   std::string text;
   for (const auto& [head, value] : values)
     if (text.size() < 80) text += formatted("{}head {}: {:.5g}", text.empty() ? "" : ", ", head, value);
-  Proposal p{q.mechanism, q.text + ", by head", text, q.next, 2, {}};
-  p.plant = [q, values](Model& m) {
-    q.plant(m, [values](const Row& row) {
-      const auto own = values.find(row.head);
-      return own == values.end() ? std::numeric_limits<double>::quiet_NaN() : own->second;
-    });
-  };
-  list.push_back(std::move(p));
+  list.push_back({q.mechanism, q.text + ", by head", text, q.next, 2, [q, values](Model& m) {
+                    q.plant(m, [values](const Row& row) {
+                      const auto own = values.find(row.head);
+                      return own == values.end() ? std::numeric_limits<double>::quiet_NaN() : own->second;
+                    });
+                  }});
 }
 
 void try_quantity(const Scene& scene, const Quantity& q, Proposals& list) {

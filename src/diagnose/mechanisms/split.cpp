@@ -6,14 +6,9 @@
 
 #include "diagnose/mechanisms/cut.h"
 #include "diagnose/mechanisms/mechanism.h"
-#include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
-
-using faults_detail::Key;
-using faults_detail::Model;
-using faults_detail::Row;
 
 constexpr double kNegInfSplit = -std::numeric_limits<double>::infinity();
 const char* const kNextSplit =
@@ -132,9 +127,8 @@ void propose_split(const Scene& scene, Proposals& list) {
   for (const Cut& cut : cuts(scene.facts)) {
     if (cut.name == "key") continue;
     for (const Merge& merge : merges()) {
-      Proposal p{"split", merge.text, "a " + cut.name, kNextSplit, 0, {}};
-      p.plant = [cut, merge, in_lse](Model& m) { plant(m, cut, merge, in_lse); };
-      list.push_back(std::move(p));
+      list.push_back({"split", merge.text, "a " + cut.name, kNextSplit, 0,
+                      [cut, merge, in_lse](Model& m) { plant(m, cut, merge, in_lse); }});
     }
   }
 }

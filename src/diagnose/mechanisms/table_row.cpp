@@ -5,21 +5,14 @@
 #include <set>
 
 #include "diagnose/mechanisms/mechanism.h"
-#include "diagnose/mechanisms/side.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
 namespace {
 
-using faults_detail::Facts;
-using faults_detail::Model;
-using faults_detail::Place;
-using faults_detail::Row;
-using faults_detail::RowHead;
-using faults_detail::Side;
-
 constexpr std::int64_t kMostKeysTableRow = 2048;
 constexpr std::size_t kMostRequests = 24;
+const char* const kNextTableRow = "look at the request index with which the kernel reads block_table";
 
 using Map = std::map<std::int64_t, std::int64_t>;  // request -> row of block_table
 
@@ -28,17 +21,14 @@ using Map = std::map<std::int64_t, std::int64_t>;  // request -> row of block_ta
 enum class Outside { first_page, from_the_end };
 
 /// `row` gives the request whose pages are read, -1 for the own one.
-void read_rows(Model& m, Sides sides, Outside outside, const std::function<std::int64_t(std::int64_t req)>& row) {
-  m.place = [sides, outside, row, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-    Place place = before(model, r, side, k);
-    const std::int64_t other = sides.has(side) && place.kind == Place::Kind::cache ? row(r.req) : -1;
-    if (other < 0) return place;
-    const std::int64_t pages = model.facts->num_pages;
+Plant rows_read(Sides sides, Outside outside, std::function<std::int64_t(std::int64_t req)> row) {
+  return cached_place_changed([=](const Model& model, const Row& r, Side side, std::int64_t k, Place& place) {
+    const std::int64_t other = sides.has(side) ? row(r.req) : -1, pages = model.facts->num_pages;
+    if (other < 0) return;
     place.page = model.table(other, k / model.facts->page_size);
     if (place.page < 0 || place.page >= pages)
       place.page = outside == Outside::first_page ? 0 : (place.page % pages + pages) % pages;
-    return place;
-  };
+  });
 }
 
 std::map<std::int64_t, OpenCell> cheapest_by_request(const Scene& scene) {
@@ -62,7 +52,7 @@ std::int64_t row_read(const Facts& f, const OpenCell& cell, Sides sides, Outside
   for (std::int64_t r = 0; r < f.num_reqs; ++r) {
     if (r == cell.row.req) continue;
     Model m(f);
-    read_rows(m, sides, outside, [r](std::int64_t) { return r; });
+    rows_read(sides, outside, [r](std::int64_t) { return r; })(m);
     const double left = cell.distance(evaluate(m, std::span<const RowHead>(&cell.at, 1))[0].out);
     if (left < least && cell.explained_by(left)) least = left, best = r;
   }
@@ -89,36 +79,23 @@ void propose_rows(const Scene& scene, const std::map<std::int64_t, OpenCell>& ce
     if (read < 0 && map.empty()) break;
   }
   if (map.empty() || map.size() * 10 < cells.size() * 9) return;
-  Proposal p{"table_row",
-             formatted("reads {} by another request's row of block_table", sides.text()),
-             rule_of_table_row(scene.facts, map),
-             "look at the request index with which the kernel reads block_table",
-             1,
-             {}};
   // A request whose cells were not looked at reads what the rule of the others says: the same row, or the same distance.
   const std::int64_t one = map.begin()->second, by = one - map.begin()->first, n = scene.facts.num_reqs;
   const bool same_row = std::all_of(map.begin(), map.end(), [&](const auto& e) { return e.second == one; });
-  p.plant = [map, sides, outside, one, by, n, same_row](Model& m) {
-    read_rows(m, sides, outside, [=](std::int64_t req) {
-      const auto read = map.find(req);
-      return read != map.end() ? read->second : same_row ? one : (req + by + n) % n;
-    });
+  const auto row = [=](std::int64_t req) {
+    const auto read = map.find(req);
+    return read != map.end() ? read->second : same_row ? one : (req + by + n) % n;
   };
-  list.push_back(std::move(p));
+  list.push_back({"table_row", formatted("reads {} by another request's row of block_table", sides.text()),
+                  rule_of_table_row(scene.facts, map), kNextTableRow, 1, rows_read(sides, outside, row)});
 }
 
 /// Rules that need no inversion: entries past the other request's pages may give NaN, which inverts to nothing.
 void propose_always(const Facts& f, Outside outside, Proposals& list) {
   constexpr std::int64_t kMostRows = 32;
   const auto add = [&](std::string detail, std::function<std::int64_t(std::int64_t)> row) {
-    Proposal p{"table_row",
-               "reads K and V by another request's row of block_table",
-               std::move(detail),
-               "look at the request index with which the kernel reads block_table",
-               1,
-               {}};
-    p.plant = [outside, row = std::move(row)](Model& m) { read_rows(m, kSideSets[0], outside, row); };
-    list.push_back(std::move(p));
+    list.push_back({"table_row", "reads K and V by another request's row of block_table", std::move(detail), kNextTableRow, 1,
+                    rows_read(kSideSets[0], outside, std::move(row))});
   };
   for (std::int64_t r = 0; r < std::min(f.num_reqs, kMostRows); ++r)
     add(formatted("row {} of block_table is read", r), [r](std::int64_t) { return r; });
@@ -138,23 +115,15 @@ void propose_widths(const Scene& scene, Proposals& list) {
   for (const std::int64_t width : widths)
     for (const Sides sides : kSideSets) {
       if (width <= 0 || width == f->max_pages_per_req) continue;
-      Proposal p{"table_row",
-                 formatted("reads {} by block_table with another number of columns", sides.text()),
-                 formatted("{} columns in place of {}", width, f->max_pages_per_req),
-                 "pass the row stride of block_table as it was allocated",
-                 1,
-                 {}};
-      p.plant = [f, width, sides](Model& m) {
-        m.place = [f, width, sides, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-          Place place = before(model, r, side, k);
-          const std::int64_t flat = r.req * width + k / f->page_size;
-          if (!sides.has(side) || place.kind != Place::Kind::cache || flat >= f->num_reqs * f->max_pages_per_req) return place;
-          const std::int64_t page = model.table(flat / f->max_pages_per_req, flat % f->max_pages_per_req);
-          if (page >= 0 && page < f->num_pages) place.page = page;
-          return place;
-        };
+      const auto by_width = [f, width, sides](const Model& model, const Row& r, Side side, std::int64_t k, Place& place) {
+        const std::int64_t flat = r.req * width + k / f->page_size;
+        if (!sides.has(side) || flat >= f->num_reqs * f->max_pages_per_req) return;
+        const std::int64_t page = model.table(flat / f->max_pages_per_req, flat % f->max_pages_per_req);
+        if (page >= 0 && page < f->num_pages) place.page = page;
       };
-      list.push_back(std::move(p));
+      list.push_back({"table_row", formatted("reads {} by block_table with another number of columns", sides.text()),
+                      formatted("{} columns in place of {}", width, f->max_pages_per_req),
+                      "pass the row stride of block_table as it was allocated", 1, cached_place_changed(by_width)});
     }
 }
 

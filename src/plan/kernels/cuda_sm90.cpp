@@ -10,7 +10,6 @@
 #include "plan/kernels/cuda_mma.h"
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
-#include "schedule/capacities.h"
 #include "semantics/ceil_div.h"
 
 namespace quire::plan_detail {

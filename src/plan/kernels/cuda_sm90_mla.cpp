@@ -39,7 +39,7 @@ Reasons mla_refuses(const Problem& problem, const Device& device) {
   return reasons;
 }
 
-/// What stands in where weights may not be rounded, or tensors are not what tensor copies take.
+/// The list that stands in where weights may not be rounded, or tensors are not what tensor copies take.
 DeviceList generic_instead(const Plan&, const DeviceList& list) {
   DeviceList other = list;
   other.kernel = rows::cuda_generic;

@@ -74,13 +74,6 @@ json sorted(const json& value) {
   return out;
 }
 
-std::string page_with(const json& document) {
-  std::string page(report::page_before_data());
-  page += escaped(sorted(document).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
-  page += report::page_after_data();
-  return page;
-}
-
 Status not_a_report(const json& document) {
   std::string found = "an object without such a key";
   if (!document.is_object()) found = formatted("a JSON {}", document.type_name());
@@ -98,12 +91,17 @@ Result<std::string> render(std::string_view text) {
   for (const Schema& schema : kSchemas)
     known = known || (document.is_object() && document.value(schema.key, json()) == schema.version);
   if (!known) return not_a_report(document);
-  return page_with(document);
+  return report::page_of(document);
 }
 
 }  // namespace
 
-std::string report::page_of(const Json& document) { return page_with(document); }
+std::string report::page_of(const Json& document) {
+  std::string page(page_before_data());
+  page += escaped(sorted(document).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
+  page += page_after_data();
+  return page;
+}
 
 std::string to_html(const Diagnosis& diagnosis) { return report::page_of(report::json_of(diagnosis)); }
 std::string to_html(const Verdict& verdict) { return report::page_of(report::json_of(verdict)); }
@@ -115,9 +113,7 @@ Result<std::string> render_html(std::string_view json_text) {
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, formatted("report: not enough memory for a page of {} bytes of JSON", json_text.size()));
   } catch (const std::exception& error) {
-    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 5: ..."
-    const std::size_t id = what.find("] ");
-    return Status(Code::parse_error, formatted("report: {:.300}", what.substr(id == std::string_view::npos ? 0 : id + 2)));
+    return Status(Code::parse_error, formatted("report: {:.300}", report::complaint(error)));
   }
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "quire/report.hpp"
-#include "report/json/json.h"
+#include "report/json/keys.h"
 #include "report/pictures.h"
 #include "text/runs.h"
 
@@ -27,19 +27,34 @@ Json conditions_json(const CellPattern& pattern, bool with_dims = true) {
   return list;
 }
 
-Json patterns_json(const std::vector<CellPattern>& patterns) {
-  Json list = Json::array();
-  for (const CellPattern& p : patterns)
-    list.push_back({{"text", p.text},
-                    {"rule", p.rule},
-                    {"conditions", conditions_json(p)},
-                    {"cells", p.cells},
-                    {"wrong_cells", p.wrong_cells},
-                    {"precision", p.precision()},
-                    {"recall", p.recall()},
-                    {"exact", p.exact()}});
-  return list;
+}  // namespace
+
+template <typename Keys>
+void keys_of(Keys& keys, const CellPattern& p) {
+  keys("text", p.text, "rule", p.rule, "conditions", conditions_json(p), "cells", p.cells, "wrong_cells", p.wrong_cells);
+  keys("precision", p.precision(), "recall", p.recall(), "exact", p.exact());
 }
+
+template <typename Keys>
+void keys_of(Keys& keys, const LawFinding& law) {
+  keys("law", law.law, "text", law.text, "rows", law.tokens.size(), "tokens", runs(law.tokens));
+}
+
+template <typename Keys>
+void keys_of(Keys& keys, const Suspicion& s) {
+  keys("mechanism", s.mechanism, "fault", s.fault, "family", s.family, "text", s.text, "detail", s.detail, "scope", s.scope);
+  keys("explained", s.explained, "certain", s.certain, "largest_move", s.largest_move, "largest_left", s.largest_left);
+  keys("refutation", s.refutation, "next", s.next);
+}
+
+template <typename Keys>
+void keys_of(Keys& keys, const WrongRequest& w) {
+  keys("req", w.req, "query_len", w.query_len, "context_len", w.context_len, "rows", runs(w.tokens), "wrong_rows",
+       w.tokens.size(), "wrong_cells", w.cells, "heads", heads_text(w.heads));
+  keys("elements", w.elements, "lse", w.lse, "largest_error", w.largest_error);
+}
+
+namespace {
 
 /// Mechanisms and faults that this batch cannot tell from the first suspect, each once. Rounding is never among them.
 Json as_good_json(std::span<const Suspicion> own) {
@@ -56,16 +71,12 @@ Json answer_json(const Suspicion& s, const DiagnosisPart& part, const Json& as_g
   // An exact pattern is where the mechanism shows, whether it holds elsewhere or not. A mechanism that may hold everywhere needs
   // none.
   const bool scoped = part.pattern.rule && (part.pattern.exact() || !s.scope.empty());
-  return {{"mechanism", s.mechanism},
-          {"fault", s.fault},
-          {"text", s.text},
-          {"detail", s.detail},
-          {"scope", scoped && !part.everything ? conditions_json(part.pattern, s.mechanism != "factor_lse") : Json::array()},
-          {"scope_text", s.scope},
-          {"pattern", part.pattern.text},
-          {"explained", s.explained},
-          {"certain", s.certain},
-          {"as_good", as_good}};
+  const bool narrows = scoped && !part.everything;
+  Writer keys;
+  keys("mechanism", s.mechanism, "fault", s.fault, "text", s.text, "detail", s.detail);
+  keys("scope", narrows ? conditions_json(part.pattern, s.mechanism != "factor_lse") : Json::array(), "scope_text", s.scope);
+  keys("pattern", part.pattern.text, "explained", s.explained, "certain", s.certain, "as_good", as_good);
+  return keys.json();
 }
 
 /// The best of each part, then the others of all parts by what they explain. The last suspect of a part is rounding, no answer.
@@ -86,63 +97,20 @@ Json answers_json(const Diagnosis& d) {
   return list;
 }
 
-Json laws_json(const std::vector<LawFinding>& laws) {
-  Json list = Json::array();
-  for (const LawFinding& law : laws)
-    list.push_back({{"law", name(law.law)}, {"text", law.text}, {"rows", law.tokens.size()}, {"tokens", runs(law.tokens)}});
-  return list;
-}
-
-Json suspicions_json(const Diagnosis& d) {
-  Json list = Json::array();
-  for (const Suspicion& s : d.suspicions)
-    list.push_back({{"mechanism", s.mechanism},
-                    {"fault", s.fault},
-                    {"family", s.family},
-                    {"text", s.text},
-                    {"detail", s.detail},
-                    {"scope", s.scope},
-                    {"explained", s.explained},
-                    {"certain", s.certain},
-                    {"largest_move", number(s.largest_move)},
-                    {"largest_left", number(s.largest_left)},
-                    {"refutation", s.refutation},
-                    {"next", s.next}});
-  return list;
-}
-
 Json wrong_json(const Diagnosis& d) {
-  Json requests = Json::array();
   std::int64_t cells = 0, elements = 0;
-  for (const WrongRequest& w : d.wrong) {
-    cells += w.cells;
-    elements += w.elements;
-    requests.push_back({{"req", w.req},
-                        {"query_len", w.query_len},
-                        {"context_len", w.context_len},
-                        {"rows", runs(w.tokens)},
-                        {"wrong_rows", w.tokens.size()},
-                        {"wrong_cells", w.cells},
-                        {"heads", heads_text(w.heads)},
-                        {"elements", w.elements},
-                        {"lse", w.lse},
-                        {"largest_error", number(w.largest_error)}});
-  }
-  return {{"rows", d.wrong_tokens.size()}, {"cells", cells}, {"elements", elements}, {"requests", requests}};
+  for (const WrongRequest& w : d.wrong) cells += w.cells, elements += w.elements;
+  return {{"rows", d.wrong_tokens.size()}, {"cells", cells}, {"elements", elements}, {"requests", Writer::written(d.wrong)}};
 }
 
 Json profile_json(const Diagnosis& d) {
   const NumericsProfile& p = d.profile;
-  return {{"weights", name(p.weights)},
-          {"scores", name(p.scores)},
-          {"accumulator", name(p.accumulator)},
-          {"parts", name(p.parts)},
-          {"products", p.tf32_products ? "tf32" : "f32"},
-          {"dequantised", p.dequantised_to_query ? "query type" : "exact"},
-          {"found", d.profile_found},
-          {"words", in_words(p)},
-          {"worst", d.worst_right},
-          {"least_factor", number(d.least_factor)}};
+  Writer keys;
+  keys("weights", name(p.weights), "scores", name(p.scores), "accumulator", name(p.accumulator));
+  keys("parts", name(p.parts));
+  keys("products", p.tf32_products ? "tf32" : "f32", "dequantised", p.dequantised_to_query ? "query type" : "exact");
+  keys("found", d.profile_found, "words", in_words(p), "worst", d.worst_right, "least_factor", d.least_factor);
+  return keys.json();
 }
 
 /// The rule is the answer.
@@ -156,20 +124,12 @@ Json broken_batch_json(const Diagnosis& d) {
 
 Json json_of(const Diagnosis& d) {
   if (d.verdict == DiagnosisVerdict::broken_batch) return broken_batch_json(d);
-  return {{"quire_diagnose", 2},
-          {"version", QUIRE_VERSION},
-          {"problem", d.problem},
-          {"verdict", name(d.verdict)},
-          {"profile", profile_json(d)},
-          {"complete", d.complete},
-          {"compared_rows", d.compared_rows},
-          {"pattern", patterns_json(d.patterns)},
-          {"observations", d.observations},
-          {"answers", answers_json(d)},
-          {"laws", laws_json(d.laws)},
-          {"wrong", wrong_json(d)},
-          {"suspicions", suspicions_json(d)},
-          {"pictures", pictures_json(d.pictures.get())}};
+  Writer keys;
+  keys("quire_diagnose", 2, "version", QUIRE_VERSION, "problem", d.problem, "verdict", d.verdict, "profile", profile_json(d));
+  keys("complete", d.complete, "compared_rows", d.compared_rows, "pattern", d.patterns, "observations", d.observations);
+  keys("answers", answers_json(d), "laws", d.laws, "wrong", wrong_json(d), "suspicions", d.suspicions);
+  keys("pictures", pictures_json(d.pictures.get()));
+  return keys.json();
 }
 
 }  // namespace quire::report

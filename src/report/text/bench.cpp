@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The report for a terminal: the machine, its ceilings, a block per case.
-#include <algorithm>
 #include <map>
 
 #include "quire/report.hpp"

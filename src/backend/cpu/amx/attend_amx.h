@@ -151,7 +151,7 @@ inline KeyBlock copied_block(const AmxItem& v, const std::uint8_t* const* rows, 
   return {copy, 2 * v.dims};
 }
 
-/// The same where it lies, if its rows lie evenly.
+/// The tile where it lies in the cache, if its rows lie evenly.
 inline KeyBlock key_block(const AmxItem& v, const std::uint8_t* const* rows, std::int64_t j, std::uint8_t* panel) {
   const std::int64_t stride = rows[j + 1] - rows[j];
   return evenly_spaced(rows + j, stride) ? KeyBlock{rows[j], stride} : copied_block(v, rows, j, panel);

@@ -68,7 +68,7 @@ void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::
   unroll<2>([&](auto c) { T::template store<c.kValue>(out + c.kValue * 256, 64); });
 }
 
-/// What accumulate_block multiplies: a block of rows' weights of the chunks [begin, end) of a tile.
+/// Left operand of accumulate_block: the weights of a block of rows, for the chunks [begin, end) of a tile.
 struct WeightBlock {
   const std::uint32_t* words;  ///< of the block's first row, WeightRow's layout
   std::int64_t row_stride;     ///< words from row to row

@@ -73,7 +73,7 @@ struct ChunkRange {
 };
 inline ChunkRange chunks_of(TileKeys keys) { return {keys.begin / kChunkKeys, (keys.end + kChunkKeys - 1) / kChunkKeys}; }
 
-/// What a key's stored values are to be multiplied with; null pointers: nothing.
+/// Factors of a key's stored values; a null pointer stands for the factor 1.
 struct KeyFactors {
   const float* k = nullptr;  ///< [kTileKeys], on the score
   const float* v = nullptr;  ///< [kTileKeys], on the weight

@@ -2,7 +2,7 @@
 // The tile instructions in portable C++, bit for bit: for tests on machines without AMX.
 //
 // The order of TDPBF16PS's additions is that of the manual's pseudocode: the products of even and of odd elements are summed in
-// two chains of fused multiply-adds that start at zero, then the two sums are added, then C. tests/emulated compares it
+// two chains of fused multiply-adds that start at zero, then the two sums are added, then C. tests/cpu compares it
 // with the hardware where there is one.
 #pragma once
 
