@@ -598,7 +598,8 @@ Status check_blocks(const Problem& p) {
 /// Rows of fp8_ds_mla have one size, one KV head, and their scales within (Q-R01, Q-R03).
 Status check_latent_rows(const ProblemLine& line) {
   const Problem& p = line.problem;
-  if (p.kv_dtype != DType::fp8_ds_mla) return {};
+  if (p.kv_dtype != DType::fp8_ds_mla && p.value_dtype() != DType::fp8_ds_mla) return {};
+  if (!p.has_equal_types()) return fail("kv", p.cache_types(), "fp8_ds_mla for K and V both");
   namespace row = semantics::latent_row;
   const auto of_rows = [](std::int64_t n) { return formatted("{} with kv=fp8_ds_mla", n); };
   if (p.head_dim != row::kDims) return fail("d", formatted("{}", p.head_dim), of_rows(row::kDims));

@@ -97,6 +97,9 @@ bool has_latent_rows(const Context& c) noexcept { return is_of_rows(c.cache.k) |
 
 void apply_latent_row_rules(Context& c) {
   if (!has_latent_rows(c) || c.report.broken(M06)) return;
+  if (is_of_rows(c.cache.k) != is_of_rows(c.cache.v))
+    return c.report.add(R01, "cache.v", {}, formatted("{} beside cache.k of {}", name(c.cache.v.dtype), name(c.cache.k.dtype)),
+                        "fp8_ds_mla for K and V both");
   for_each_side(c, [&](const Side& side) {
     r01_rows(c, side);
     if (!c.report.broken(R01)) r02_aligned(c, side);

@@ -215,6 +215,7 @@ void draw_latent_rows(Draw draw, ProblemLine& line) {
   Problem& p = line.problem;
   if (!draw.chance(kLatentRowsOneIn) || p.q_dtype == DType::fp8_e4m3fn) return;
   p.kv_dtype = DType::fp8_ds_mla;
+  p.v_dtype = DType::none;
   p.head_dim = 576;
   p.v_head_dim = 512;
   line.latent = true;
