@@ -243,7 +243,8 @@ class Maker {
 
   Tensor cache_tensor(What what) {
     const DType type = type_of(what);
-    const std::int64_t dims = dims_of(what) / (is_four_bit(type) ? 2 : 1), x = packed_x(type);
+    const std::int64_t bytes = semantics::latent_row::kBytes, elements = dims_of(what) / (is_four_bit(type) ? 2 : 1);
+    const std::int64_t dims = type == DType::fp8_ds_mla ? bytes : elements, x = packed_x(type);
     if (p_.layout == CacheLayout::nhd) return tensor(type, s_.num_pages, p_.page_size, p_.num_kv_heads, dims);
     if (p_.layout == CacheLayout::hnd) return tensor(type, s_.num_pages, p_.num_kv_heads, p_.page_size, dims);
     if (what == kKey) return tensor(type, s_.num_pages, p_.num_kv_heads, dims / x, p_.page_size, x);

@@ -242,7 +242,7 @@ void m20_cache_dtype(Context& c, const NamedTensor& t, DType row_dtype) {
 
 void m21_one_dtype_of_shared_bytes(Context& c) {
   const Tensor &k = c.cache.k, &v = c.cache.v;
-  if (!placed(k) || !placed(v) || k.dtype == v.dtype || !may_overlap(k, v)) return;
+  if (!placed(k) || !placed(v) || k.dtype == v.dtype || !may_overlap(k, v) || has_latent_rows(c)) return;  // Q-R01
   c.report.add(M21, "cache.v", {}, quoted_dtype(v.dtype), formatted("{} as cache.k, whose memory it shares", name(k.dtype)));
 }
 

@@ -21,12 +21,12 @@ Status shapes_fit(const Plan& plan, const Batch& batch, const KVCache& cache, co
     return stale_plan(formatted("heads, head_dim or page_size differ (plan {}:{} d={} page={}, batch {}:{} d={} page={})",
                                 p.num_q_heads, p.num_kv_heads, p.head_dim, p.page_size, q.shape[1], num_kv_heads(cache),
                                 q.shape[2], page_size(cache)));
-  if (p.value_dtype() != cache.v.dtype)
-    return stale_plan(formatted("dtype of V differs (plan {}, batch {})", name(p.value_dtype()), name(cache.v.dtype)));
   if (p.q_dtype != q.dtype || p.kv_dtype != cache.k.dtype || p.layout != cache.layout)
     return stale_plan(formatted("dtype or layout differs (plan q={} kv={} layout={}, batch q={} kv={} layout={})",
                                 name(p.q_dtype), name(p.kv_dtype), name(p.layout), name(q.dtype), name(cache.k.dtype),
                                 name(cache.layout)));
+  if (p.value_dtype() != cache.v.dtype)
+    return stale_plan(formatted("dtype of V differs (plan {}, batch {})", name(p.value_dtype()), name(cache.v.dtype)));
   if (p.out_dim() != v_head_dim(cache))
     return stale_plan(formatted("v_head_dim differs (plan {}, batch {})", p.out_dim(), v_head_dim(cache)));
   if (p.out_dtype() != batch.output.dtype)

@@ -972,8 +972,8 @@ void add_latent_row_cases(Cases& cases) {
       [](L& l) { l.cache().v.data = static_cast<std::byte*>(l.cache().v.data) + 8; });
   add("Q-R03", "Q-R03 v_scale: given beside rows of fp8_ds_mla, expected absent: each row holds its four scales",
       [](L& l) { l.cache().v_scale = Tensor::contiguous(&l.one, DType::f32); });
-  add("Q-M21", "Q-M21 cache.v: dtype i8, expected fp8_ds_mla as cache.k",
-      [](L& l) { l.cache().v.dtype = DType::i8, l.cache().v.shape[3] = 512; });
+  add("Q-R01", "Q-R01 cache.v: fp8_e4m3fn beside cache.k of fp8_ds_mla, expected fp8_ds_mla for K and V both",
+      [](L& l) { l.cache().v.dtype = DType::fp8_e4m3fn, l.cache().v.shape[3] = 512; });
   add("Q-M22", "Q-M22 cache.k: head_dim 576, expected 512 as query", [](L& l) { l.c.batch.query.shape[2] = 512; });
   add_append("Q-R04", "Q-R04 key: shape [3, 1, 576], expected [num_tokens, 1, 512], the latent part",
              [](L& l) { l.key = Tensor::contiguous(l.latent.data(), DType::f32, 3, 1, 576); });

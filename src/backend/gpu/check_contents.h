@@ -130,6 +130,7 @@ QUIRE_DEVICE bool has_bad_scale(const ContentBox& box) {
 QUIRE_DEVICE bool has_bad_latent_row(const ContentBox& box) {
   namespace latent = semantics::latent_row;
   bool bad = false;
+  QUIRE_NO_UNROLL
   for (std::int32_t i = thread_index(); i < box.rows * box.dims; i += kContentThreads) {
     const auto* row =
         static_cast<const std::uint8_t*>(box.source.data) + box.source.strides.row(box.page, 0, box.first + i / box.dims);
