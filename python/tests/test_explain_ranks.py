@@ -9,6 +9,8 @@ import pytest
 from quire.__main__ import main
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100x2-distributed.json"
+#: Measured by Stream-K decode, in whose place the plan has cluster decode since 2026-11-26: its times are in h100-cluster.json.
+OTHER_KERNEL = {"B1 8k"}
 #: Of predictions: costs of one GPU are within 10 % (docs/lab); exchange and merge are two constants, fitted to the decode rows of this file.
 WITHIN = 0.12
 
@@ -22,7 +24,7 @@ def explained(capfd, line, *words):
 def test_predictions_are_near_what_was_measured(capfd):
     compared = 0
     for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
-        if row.get("partials") == "f32" or "one_us" not in row:
+        if row.get("partials") == "f32" or "one_us" not in row or row["case"] in OTHER_KERNEL:
             continue
         found = explained(capfd, row["problem"], "--ranks", str(row["ranks"]))
         measured = {"one": row["one_us"], "shared": row["sharded_over_one"] * row["one_us"]}
