@@ -63,7 +63,7 @@ std::string joined(const List& list, Text&& text_of) {
 
 bool is_asked(const AskedTypes& asked, const ProblemLine& line) {
   const Problem& p = line.problem;
-  if (!asked.types.empty() && !(!p.has_equal_types() || !holds(asked.types, TypePair{p.q_dtype, p.kv_dtype}))) return false;
+  if (!asked.types.empty() && (!p.has_equal_types() || !holds(asked.types, TypePair{p.q_dtype, p.kv_dtype}))) return false;
   if (!asked.head_dims.empty() && !holds(asked.head_dims, p.head_dim)) return false;
   return asked.layouts.empty() || holds(asked.layouts, p.layout);
 }
