@@ -171,8 +171,10 @@ bool Judge::moved_an_element() const {
   if (!first_.status.ok()) return true;
   const Tensor& like = p_.c.batch.output;
   const std::int64_t row = like.shape[1] * like.shape[2];
-  const double unit = like.dtype == DType::f32 ? 0x1p-23 : like.dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
-  const double least = like.dtype == DType::f16 ? 0x1p-24 : 0x1p-126 * unit;  // the smallest subnormal
+  const bool eight_bits = like.dtype == DType::fp8_e4m3fn;
+  const double unit = eight_bits ? 0x1p-3 : like.dtype == DType::f32 ? 0x1p-23 : like.dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
+  // The smallest subnormal.
+  const double least = eight_bits ? 0x1p-9 : like.dtype == DType::f16 ? 0x1p-24 : 0x1p-126 * unit;
   for (std::int64_t i = 0; i < p_.expected.num_tokens; ++i) {
     const std::int64_t token = p_.tokens.empty() ? i : p_.tokens[static_cast<std::size_t>(i)];
     for (std::int64_t j = 0; j < row; ++j) {
