@@ -35,7 +35,7 @@ struct KVCache {
   /// A row with a NaN or an infinity has the scale NaN. Scales of slots that no row sees are never read.
   Tensor k_scale{};
   Tensor v_scale{};  ///< as k_scale, for v
-  /// Of nvfp4 (fp8_e4m3fn, a scale for 16 dims) and mxfp4 (fp8_e8m0, a scale for 32) alone, and there required:
+  /// Block scales, required for nvfp4 (fp8_e4m3fn, one for 16 dims) and mxfp4 (fp8_e8m0, one for 32) and refused beside others:
   /// [num_pages, page_size, num_kv_heads, head_dim / block], whatever the layout, with any strides. Such caches are nhd or hnd.
   /// Real value = code * block scale * k_scale. append() writes block scales, of y = x / k_scale in f32:
   ///     nvfp4:  block scale = e4m3fn(max |y| / 6)                       stored = e2m1(y / block scale), 0 if the scale is 0

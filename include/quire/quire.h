@@ -149,7 +149,7 @@ typedef struct quire_batch {
 /* One layer's paged cache (KVCache in cache.hpp). */
 typedef struct quire_cache {
   size_t struct_size; /* QUIRE_CACHE_INIT */
-  quire_tensor k;     /* f32, f16, bf16 or an fp8 type; shape by layout, any strides */
+  quire_tensor k;     /* f32, f16, bf16, an fp8 type, i8, nvfp4, mxfp4 or fp8_ds_mla; shape by layout, any strides */
   quire_tensor v;     /* as k, of its own dtype; sizes of k, except the head_dim: v_head_dim. May be dims of k's bytes (MLA) */
   quire_layout layout;
   int32_t reserved; /* zero */
@@ -157,8 +157,9 @@ typedef struct quire_cache {
    * writes; real value = stored value * scale; absent = 1. An i8 cache has both scales. */
   quire_tensor k_scale;
   quire_tensor v_scale; /* as k_scale, for v */
-  /* Of nvfp4 (fp8_e4m3fn, 16 dims) and mxfp4 (fp8_e8m0, 32 dims) alone: [num_pages, page_size, num_kv_heads, head_dim / block],
-   * which quire_append writes; real value = code * block scale * k_scale. */
+  /* Block scales, required for nvfp4 (fp8_e4m3fn, one for 16 dims) and mxfp4 (fp8_e8m0, one for 32) and refused beside other
+   * types: [num_pages, page_size, num_kv_heads, head_dim / block]. quire_append writes them;
+   * real value = code * block scale * k_scale. */
   quire_tensor k_block_scale;
   quire_tensor v_block_scale; /* as k_block_scale, for v */
 } quire_cache;

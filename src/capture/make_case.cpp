@@ -529,7 +529,7 @@ class Maker {
     });
     if (p_.num_kv_heads > 1 && scale.rank == 0) amax[0] = *std::max_element(amax.begin(), amax.end());
     const DType type = type_of(what);
-    // Of 4 bits, the largest element stands behind a block scale of 448; other blocks keep three digits of theirs.
+    // A 4-bit cache stores amax as the largest e2m1 code, 6, times the largest e4m3 block scale, 448.
     const float largest = is_code(type) ? semantics::largest_code(type) : is_four_bit(type) ? 6.0f * 448.0f : 1.0f;
     for (std::int64_t i = 0; i < scale.num_elements(); ++i) {
       const float most = amax[static_cast<std::size_t>(i)];

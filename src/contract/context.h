@@ -171,7 +171,8 @@ void apply_table_rules(Context& c);
 void apply_scale_rules(Context& c);
 void apply_batch_slot_rules(Context& c);
 void apply_ledger_rules(Context& c);
-/// The same for the keys that a rank holds. The batch has the lengths of the whole requests, and the rank's block_table.
+/// The rules of apply_ledger_rules() for the keys that a rank holds. The batch has the lengths of the whole requests, and the
+/// rank's block_table.
 void apply_shard_ledger_rules(Context& c, const ContextShard& shard);
 void apply_content_rules(Context& c);
 

@@ -25,7 +25,8 @@ struct TokenSteps {
 inline TokenSteps token_steps(const Tensor& t, CacheLayout layout) noexcept {
   return {t.stride[0], t.rank == 4 && layout == CacheLayout::hnd ? t.stride[2] : t.stride[1]};
 }
-/// The same of block scales, whose order does not follow the layout.
+/// Elements from a page of block scales to the next, and from a token to the next. Block scales are [page, token, head, block] in
+/// every layout.
 inline TokenSteps block_scale_steps(const Tensor& t) noexcept { return {t.stride[0], t.stride[1]}; }
 /// Elements from a page of the view to the next. Steps as slot_grid() has found them sound.
 inline std::int64_t grid_stride(const TokenSteps& steps, const KVCache& cache) noexcept {

@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-/// What goes with no list, as check_sparse() says it of a batch.
+/// Error for a property of the problem that key lists exclude. check_sparse() has the same rules for a batch.
 Status goes_with_lists(const Problem& p, const ListShape& shape) {
   const auto refuse = [](const char* rule, std::string_view what, std::string_view expected) {
     return Status(Code::contract_violation, formatted("{} {}, expected {}", rule, what, expected), rule);

@@ -118,7 +118,7 @@ struct Warp {
     for (int mask = 1; mask <= 2; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     const int g = lane() / 4;
     if (lane() % 4 == 0) states[g] = {max, sum};
-    // Where a value was infinite the low parts say nothing.
+    // The low part of an infinite value means nothing and is left out.
     Products::keep(to[g], [&](int i, int e) { return isfinite(out[i][e]) ? out[i][e] + out[i][e + 2] : out[i][e]; });
   }
 };

@@ -69,12 +69,12 @@ struct Merge {
   __device__ int pieces(int of) const { return (quads() / kPieceQuads - of + blocks - 1) >> shift; }
   __device__ int share() const { return pieces(0) * kPieceQuads; }
   __device__ int mine() const { return pieces(rank) * kPieceQuads; }
-  /// Of quad `quad`, the block that finishes it and its number there; and back.
+  /// A quad's owner is the block that finishes the quad; its number is its index among the owner's quads.
   __device__ int owner_of(int quad) const { return quad / kPieceQuads & (blocks - 1); }
   __device__ int number_of(int quad) const { return (quad / kPieceQuads >> shift) * kPieceQuads + quad % kPieceQuads; }
   __device__ int quad_of(int number) const { return (number / kPieceQuads << shift | rank) * kPieceQuads + number % kPieceQuads; }
 
-  /// Before the first byte can arrive: what this block gets.
+  /// Sets the barrier's count to the bytes that the cluster will send here. Must run before a block sends.
   __device__ void expect() const {
     hopper::init_barrier(&shared.all_received, 1);
     hopper::fence_barrier_init();
@@ -95,7 +95,7 @@ struct Merge {
     if (quad == 0) atomicAdd(&a.outcome->rows_written, static_cast<unsigned long long>(a.group));
   }
 
-  /// What prepare found, once it is done.
+  /// Waits for the prepare kernel; false if that kernel refused the call.
   __device__ bool is_sound() const {
     wait_for_dependencies();
     return !gpu::is_refused(a);
@@ -110,7 +110,7 @@ struct Merge {
     const float scale = a.v_scale.at(kv_head, 1.0f);
     return {sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale};
   }
-  /// To the block that finishes the quad, and the row's state to all: a thread of the row sends it to one.
+  /// Sends the quad to its owner. The row's first `blocks` threads send the row's state, each to one block.
   __device__ void send_to_cluster(int quad, const RowState& state, const float4& sum) const {
     static_assert(kQuads >= kMostBlocks);
     send(&shared.received[rank * share() + number_of(quad)], sum, &shared.all_received, owner_of(quad));

@@ -65,7 +65,7 @@ struct Softmax {
     return ptx::exp2_approx(logit - (semantics::base_of(state.max[q]) - Weight::kWeightShift));
   }
 
-  /// Adds the low parts to the high parts. Where a value was infinite the low parts say nothing.
+  /// Adds the low parts to the high parts. The low part of an infinite value means nothing and is left out.
   __device__ static void combine_parts(State& state) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
