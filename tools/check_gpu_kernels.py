@@ -9,8 +9,8 @@ that the emulators which execute these code objects do not know: the kernels' ev
 traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
 
 Of the Hopper kernels (src/backend/cuda/sm90) it fails if one keeps more in local memory than LOCAL_BYTES says, needs more registers than
-leave room for its blocks on an SM, has static shared memory of its own, or is without wgmma (HGMMA) or tensor copies
-(UTMALDG), merges apart. The machine code is read in the objects themselves, instruction words and all: no disassembler is needed.
+leave room for its blocks on an SM, has static shared memory of its own, or lacks the instructions that NEEDED names for it:
+wgmma (HGMMA) and tensor copies (UTMALDG), or mma.sync (HMMA) and cp.async (LDGSTS) in cluster decode. The machine code is read in the objects themselves, instruction words and all: no disassembler is needed.
 
 usage: check_gpu_kernels.py              check src/backend
        check_gpu_kernels.py --built DIR  the same, with the AMD code objects that a build has left in DIR
@@ -191,17 +191,21 @@ LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 12
                # The producers', of 40 registers a thread, where they copy key by key.
                "mla B?[Ff]16": 16}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
-OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x187: "STL", 0x183: "LDL"}
+OPCODES = {0x1F0: "HGMMA", 0x1B4: "UTMALDG", 0x03C: "HMMA", 0x1AE: "LDGSTS", 0x187: "STL", 0x183: "LDL"}
+# Instructions that a kernel must have, by the first word of its name. Without them it falls back to scalar products or plain loads.
+NEEDED = {"decode": ("HGMMA", "UTMALDG"), "prefill": ("HGMMA", "UTMALDG"), "mla": ("HGMMA", "UTMALDG"),
+          "cluster": ("HMMA", "LDGSTS"), "merge_mla": ()}
 
 
 def short_name(mangled: str) -> str:
     """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, CacheKind::codes> as prefill
-    Bf16 codes 128."""
-    kernel = re.search(r"attend_(decode|prefill|mla)|(merge_mla)", mangled)
-    words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles|PackedTiles|PackedFp8Tiles)(?=[EI])", mangled)
+    Bf16 codes 128, attend_cluster<CodeUnit<F16, 64, true>> as cluster F16 CodeUnit 64 true."""
+    kernel = re.search(r"attend_(decode|prefill|mla|cluster)|(merge_mla)", mangled)
+    words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles|PackedTiles|PackedFp8Tiles|PlainUnit|CodeUnit)(?=[EI])", mangled)
     kind = re.search(r"CacheKindE(\d)E", mangled)
     codes = ["", "codes", "packed", "packed codes"][int(kind.group(1))].split() if kind else []
-    return " ".join([kernel.group(1) or kernel.group(2) if kernel else mangled, *dict.fromkeys(words), *codes, *re.findall(r"Li(\d+)E", mangled)])
+    return " ".join([kernel.group(1) or kernel.group(2) if kernel else mangled, *sorted(dict.fromkeys(words), key=lambda word: word.endswith("Unit")), *codes,
+                     *re.findall(r"Li(\d+)E", mangled), *(["false", "true"][int(flag)] for flag in re.findall(r"Lb([01])E", mangled))])
 
 
 def hopper_kernels(elf: bytes) -> "list[dict]":
@@ -232,8 +236,8 @@ def blocks_of(kernel: str) -> int:
 
 def hopper_complaints(kernel: dict, blocks: int) -> "list[str]":
     allowed = next((most for name, most in LOCAL_BYTES.items() if re.fullmatch(name, kernel["name"])), 0)
-    needed = () if kernel["name"].startswith("merge_") else ("HGMMA", "UTMALDG")
-    found = [f"no {what}" for what in needed if kernel[what] == 0]
+    needed = NEEDED.get(kernel["name"].split()[0])
+    found = ["has no entry in NEEDED"] if needed is None else [f"no {what}" for what in needed if kernel[what] == 0]
     if kernel["local"] > allowed:
         found.append(f"{kernel['local']} bytes of local memory (spills), at most {allowed}")
     if kernel["local"] == 0 and kernel["STL"] + kernel["LDL"] > 0:
@@ -257,7 +261,7 @@ def check_hopper(objects: "list[Path]") -> "tuple[list[str], list[str]]":
                 blocks = blocks_of(k["name"])
                 lines.append(f"{'sm_90a':8} {k['name']:27} registers {k['registers']:3} x {k['threads']:3} threads x {blocks} blocks  "
                              f"shared {k['shared'] - SYSTEM_SHARED if k['shared'] else 0}  local {k['local']:3} (STL {k['STL']}, LDL {k['LDL']})  "
-                             f"HGMMA {k['HGMMA']:3}  UTMALDG {k['UTMALDG']:2}  code {k['code']:6}")
+                             f"{'  '.join(f'{what} {k[what]:3}' for what in NEEDED.get(k['name'].split()[0], ()))}  code {k['code']:6}")
                 complaints += [f"sm_90a {k['name']}: {c}" for c in hopper_complaints(k, blocks)]
     return lines, complaints or ([] if lines else ["sm_90a: no kernels"])
 
@@ -318,7 +322,7 @@ CUDA_FAULTS = {
     "no kernels": "",
 }
 
-# Named as the kernels are: one spills, and neither has what makes a Hopper kernel one.
+# Kernels with names as NEEDED has them, and one other. One spills; none has the instructions that NEEDED asks for.
 HOPPER_FAULTS = """
 extern "C" __global__ void __launch_bounds__(1024, 1) attend_decode(double* p) { double x[60];
 #pragma unroll
@@ -326,9 +330,12 @@ for (int j = 0; j < 60; ++j) x[j] = p[j * 7];
 __syncthreads();
 #pragma unroll
 for (int j = 0; j < 60; ++j) p[j] = x[59 - j] * x[(j * 7) % 60]; }
+extern "C" __global__ void attend_cluster(float* p) { p[0] += p[1]; }
+extern "C" __global__ void attend_other(float* p) { p[0] += p[1]; }
 extern "C" __global__ void attend_prefill(float* p) { __shared__ float x[2000]; x[threadIdx.x] = p[0]; __syncthreads(); p[0] = x[5]; }
 """
-HOPPER_WORDS = ["decode: no HGMMA", "decode: no UTMALDG", "bytes of local memory (spills), at most 0", "prefill: 8000 bytes of static shared memory"]
+HOPPER_WORDS = ["decode: no HGMMA", "decode: no UTMALDG", "cluster: no HMMA", "cluster: no LDGSTS", "attend_other: has no entry in NEEDED",
+                "bytes of local memory (spills), at most 0", "prefill: 8000 bytes of static shared memory"]
 
 
 def compile_hopper(source: Path, out: Path) -> "str | None":
@@ -345,10 +352,11 @@ def hopper_self_test(scratch: Path) -> "list[str]":
     complaints = check_hopper([out])[1]
     missed = [f"not reported for sm_90a: {word}: {complaints}" for word in HOPPER_WORDS if not any(word in c for c in complaints)]
     good = {"name": "decode", "registers": 168, "threads": 160, "shared": SYSTEM_SHARED, "local": 0, "HGMMA": 8, "UTMALDG": 2, "STL": 0, "LDL": 0}
+    cluster = {**good, "name": "cluster", "HGMMA": 0, "UTMALDG": 0, "HMMA": 8, "LDGSTS": 2}
     for bad in ({"registers": 255}, {"STL": 1}, {"local": 8}, {"HGMMA": 0}):
         if not hopper_complaints({**good, **bad}, 2):
             missed.append(f"not reported: {bad}")
-    if hopper_complaints(good, 2) or hopper_complaints({**good, "name": "merge_mla", "HGMMA": 0, "UTMALDG": 0}, 2):
+    if hopper_complaints(good, 2) or hopper_complaints({**good, "name": "merge_mla", "HGMMA": 0, "UTMALDG": 0}, 2) or hopper_complaints(cluster, 1):
         missed.append("a good Hopper kernel is complained about")
     if not check_hopper([])[1]:
         missed.append("no Hopper kernels at all are not reported")
