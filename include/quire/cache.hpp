@@ -23,7 +23,8 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  //
 /// A view of one layer's cache. k and v may interleave in one allocation; every stride is honoured. k and v may also be views of
 /// the same bytes (MLA: v is the first dims of k): attend() reads such a cache, append() refuses it (Q-S07).
 struct KVCache {
-  Tensor k{};  ///< f32, f16, bf16, an fp8 format, i8, nvfp4 or mxfp4; shape by layout; head_dim / 2 bytes of 4-bit types
+  /// f32, f16, bf16, an fp8 format, i8, nvfp4, mxfp4 or fp8_ds_mla; shape by layout; a 4-bit row is head_dim / 2 bytes.
+  Tensor k{};
   Tensor v{};  ///< as k, with a dtype of its own; sizes of k, except the head_dim: values and output have v_head_dim
   CacheLayout layout = CacheLayout::nhd;
   /// f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 (never beside i8); finite and > 0.

@@ -233,7 +233,7 @@ void m20_cache_dtype(Context& c, const NamedTensor& t, DType row_dtype) {
   if (dtype == DType::f32 && (!row_known || row_dtype == DType::f32)) return;
   const bool f32_too = row_dtype == DType::f32;
   c.report.add(M20, t.name, {}, quoted_dtype(dtype),
-               formatted("{}f16, bf16, an fp8 format, i8, nvfp4 or mxfp4{}", f32_too ? "f32, " : "",
+               formatted("{}f16, bf16, an fp8 format, i8, nvfp4, mxfp4 or fp8_ds_mla{}", f32_too ? "f32, " : "",
                          row_known && dtype == DType::f32 && !f32_too
                              ? formatted("; f32 needs {} of f32, which is {}", c.batch.query.present() ? "a query" : "a key",
                                          name(row_dtype))

@@ -176,20 +176,23 @@ void add_cache_cases(Cases& cases) {
         b.cache.k = Tensor::contiguous(b.k.data(), DType::fp8_e4m3fn, 16, 2, 1, 4, 16);
         b.cache.v = Tensor::contiguous(b.v.data(), DType::fp8_e4m3fn, 16, 2, 16, 4);
       }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype i32, expected f32, f16, bf16, an fp8 format, i8, nvfp4 or mxfp4",
+  cases.push_back(broken_batch("Q-M20",
+                               "Q-M20 cache.k: dtype i32, expected f32, f16, bf16, an fp8 format, i8, nvfp4, mxfp4 or fp8_ds_mla",
                                [](B& b) { b.cache.k.dtype = b.cache.v.dtype = DType::i32; }));
-  cases.push_back(broken_batch(
-      "Q-M20",
-      "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format, i8, nvfp4 or mxfp4; f32 needs a query of f32, which is bf16",
-      [](B& b) {
-        for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value}) t->dtype = DType::bf16;
-        b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
-      }));
+  cases.push_back(broken_batch("Q-M20",
+                               "Q-M20 cache.k: dtype f32, expected f16, bf16, an fp8 format, i8, nvfp4, mxfp4 or fp8_ds_mla; f32 "
+                               "needs a query of f32, which is bf16",
+                               [](B& b) {
+                                 for (Tensor* t : {&b.batch.query, &b.batch.output, &b.batch.key, &b.batch.value})
+                                   t->dtype = DType::bf16;
+                                 b.depth = Depth::tables;  // the halves of f32 numbers are not meant as bf16
+                               }));
   cases.push_back(broken_batch("Q-M20", "Q-M20 cache.k: dtype f32, expected fp8_e4m3fn as query", [](B& b) {
     ask_in_fp8(b);
     b.cache.k.dtype = b.cache.v.dtype = DType::f32;
   }));
-  cases.push_back(broken_batch("Q-M20", "Q-M20 cache.v: dtype i32, expected f32, f16, bf16, an fp8 format, i8, nvfp4 or mxfp4",
+  cases.push_back(broken_batch("Q-M20",
+                               "Q-M20 cache.v: dtype i32, expected f32, f16, bf16, an fp8 format, i8, nvfp4, mxfp4 or fp8_ds_mla",
                                [](B& b) { b.cache.v.dtype = DType::i32; }));
   cases.push_back(broken_batch("Q-M21", "Q-M21 cache.v: dtype bf16, expected f32 as cache.k, whose memory it shares", [](B& b) {
     b.cache.v = b.cache.k;
