@@ -33,8 +33,7 @@ Suspects misread(const Clues& e, const Reader& reader, const std::string& detail
     if ((sides & 2) != 0 && !of_value) continue;
     if (sides == 1 && !scores_matter(e.facts)) continue;
     const char* which = sides == 3 ? "K and V" : sides == 1 ? "K only" : "V only";
-    s.list.push_back({formatted("{}, {}", detail, which),
-                      [of_key, of_value, sides](Model& m) {
+    s.list.push_back({formatted("{}, {}", detail, which), [of_key, of_value, sides](Model& m) {
                         m.decode = [of_key, of_value, sides, before = m.decode](
                                        Side side, const void* data, std::span<const std::int64_t> at, double* values) {
                           const bool wrong = (sides & (side == Side::key ? 1 : 2)) != 0;
@@ -135,8 +134,7 @@ Suspects values_as_keys(const Clues& e) { return type_of_other(e, Side::value); 
 Suspects keys_as_values(const Clues& e) { return type_of_other(e, Side::key); }
 
 /// Changes of single values: `wrong_of(type)(value)`; none for types that the fault says nothing of.
-Suspects values(const Clues& e, const std::string& detail,
-                const std::function<std::function<double(double)>(DType)>& wrong_of) {
+Suspects values(const Clues& e, const std::string& detail, const std::function<std::function<double(double)>(DType)>& wrong_of) {
   return misread(
       e,
       [wrong_of](DType type) -> Decode {

@@ -4,7 +4,8 @@
 // Contents are judged by a few elements of KV head 0 in each slot: a slot that was never written holds zeros (a fresh allocation)
 // or NaN (poison) throughout, so that a few elements are enough.
 //
-// Behind the page map stands the table of rows per kernel, beside the requests of the rows; a run of equal requests takes one line.
+// Behind the page map stands the table of rows per kernel, beside the requests of the rows; a run of equal requests takes one
+// line.
 #include <algorithm>
 #include <cmath>
 

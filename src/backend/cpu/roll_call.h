@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A record of what an executor does with the tasks of one run. The executor may be the caller's, and a task that it skips is output
-// that nobody writes.
+// A record of what an executor does with the tasks of one run. The executor may be the caller's, and a task that it skips is
+// output that nobody writes.
 #pragma once
 
 #include <atomic>
