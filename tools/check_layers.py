@@ -47,7 +47,7 @@ ALLOWED = {
     "src/plan/": PUBLIC + SEMANTICS + SCHEDULE + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
     "src/distributed/": PUBLIC + TEXT + CEIL_DIV + ["src/device/"],
-    "src/cascade/": PUBLIC + TEXT + CEIL_DIV + ["src/device/"],
+    "src/cascade/": PUBLIC + TEXT + CEIL_DIV + ["src/device/", "src/plan/beside.h", "src/attention/beside.h"],
     "src/sparse/": PUBLIC + SEMANTICS + ["src/device/"],
     "src/capture/": PUBLIC + SEMANTICS + THREADS,
     # How far a right kernel may be from the reference, and the comparison by it.

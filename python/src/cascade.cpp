@@ -130,8 +130,10 @@ void prepare_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions
 
 std::string described(const Cascade& c) {
   std::string text = quire::to_string(c.shared, c.problem);
-  for (std::size_t l = 0; l < c.levels.size(); ++l)
-    text += (c.levels[l].own ? "own keys  " : "level " + std::to_string(l) + "   ") + quire::to_string(c.levels[l].plan) + "\n";
+  for (std::size_t l = 0; l < c.levels.size(); ++l) {
+    text += (c.levels[l].own ? "own keys  " : "level " + std::to_string(l) + "   ") + quire::to_string(c.levels[l].plan);
+    text += c.levels[l].beside ? ", beside own keys\n" : "\n";
+  }
   if (c.levels.empty()) text += "all keys  " + quire::to_string(c.plain) + "\n";
   return text;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: attention. attend() and attend_status() go to the backend that the plan was made for.
 
+#include "attention/beside.h"
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"
 #include "quire/attention.hpp"
@@ -34,6 +35,10 @@ Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const
     return attend(plan, batch, cache, options, workspace, attend_options);  // it refuses, in its own words
   if (vendor != nullptr) return gpu::prepare(*vendor, plan, batch, cache, options, workspace, attend_options);
   return cpu::prepare(plan, batch, cache, options, workspace, attend_options);
+}
+
+Status attention::attend_beside(const gpu::Call& longer, const gpu::Call& shorter, const AttendOptions& attend_options) {
+  return gpu::attend_beside(*vendor_of(longer.batch.query.memory), longer, shorter, attend_options);
 }
 
 Status attend_status(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,

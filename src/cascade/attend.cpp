@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "attention/beside.h"
 #include "cascade/facts.h"
 #include "cascade/levels.h"
 #include "device/runtime.h"
@@ -119,13 +120,27 @@ Status place_index(const Cascade& c, const Pieces& pieces) {
   return {};
 }
 
+/// Level `l` and own keys, at the same time.
+Status run_beside(const Cascade& c, std::size_t l, const Pieces& pieces, const KVCache& cache, const Options& options,
+                  const AttendOptions& how) {
+  const std::size_t last = c.levels.size() - 1;
+  const Batch shared = pieces.batch(l), own = pieces.batch(last);
+  const Options of_shared = cascade::options_of(c.levels[l], options), of_own = cascade::options_of(c.levels[last], options);
+  return attention::attend_beside({c.levels[l].plan, shared, cache, of_shared, pieces.workspace(l)},
+                                  {c.levels[last].plan, own, cache, of_own, pieces.workspace(last)}, how);
+}
+
 Status run_levels(const Cascade& c, const Pieces& pieces, const KVCache& cache, const Options& options,
                   const AttendOptions& attend_options) {
   std::vector<RowCount> counts;
   AttendOptions how = attend_options;
   if (attend_options.rows != nullptr) attend_options.rows->clear(), how.rows = &counts;
+  const auto waits = std::find_if(c.levels.begin(), c.levels.end(), [](const CascadeLevel& level) { return level.beside; });
   for (std::size_t l = 0; l < c.levels.size(); ++l) {
     const CascadeLevel& level = c.levels[l];
+    if (level.beside) continue;
+    if (level.own && waits != c.levels.end())
+      return run_beside(c, static_cast<std::size_t>(waits - c.levels.begin()), pieces, cache, options, how);
     const Options own = cascade::options_of(level, options);
     if (Status s = attend(level.plan, pieces.batch(l), cache, own, pieces.workspace(l), how); !s.ok()) return s;
     if (attend_options.rows != nullptr) attend_options.rows->insert(attend_options.rows->end(), counts.begin(), counts.end());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // plan_cascade(): what is shared, and a plan for each level.
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -7,6 +8,7 @@
 #include "cascade/levels.h"
 #include "device/runtime.h"
 #include "device/staging.h"
+#include "plan/beside.h"
 #include "quire/cascade.hpp"
 #include "text/formatted.h"
 
@@ -67,6 +69,15 @@ DType partials_of(const CascadeSettings& settings, const Batch& batch) {
   return batch.query.memory != Memory::cpu && narrow ? batch.query.dtype : DType::f32;
 }
 
+/// Shared keys take products and own keys bytes, so the level of runs with most work is computed beside own keys if that saves
+/// time.
+void choose_beside(std::vector<CascadeLevel>& levels) {
+  const auto most = std::max_element(levels.begin(), levels.end() - 1, [](const CascadeLevel& a, const CascadeLevel& b) {
+    return a.plan.problem.visible_pairs() < b.plan.problem.visible_pairs();
+  });
+  most->beside = plan_detail::set_beside(most->plan, levels.back().plan);
+}
+
 Result<Cascade> planned(const Batch& batch, const KVCache& cache, const Options& options, const CascadeSettings& settings) {
   if (const Findings findings = check(batch, cache, options, Depth::tables); !findings.ok()) return findings.status();
   if (Status s = refuse(settings, batch); !s.ok()) return s;
@@ -101,6 +112,7 @@ Result<Cascade> planned(const Batch& batch, const KVCache& cache, const Options&
     if (!of_level.ok()) return of_level.status();
     level.plan = std::move(of_level.value());
   }
+  choose_beside(made.levels);
   return made;
 }
 

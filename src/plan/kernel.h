@@ -49,6 +49,9 @@ struct GpuTraits {
   DeviceList (*instead)(const Plan& plan, const DeviceList& list) = nullptr;
   std::span<const Body> bodies;
   std::span<const BodyCosts> costs = {};  ///< on the devices of device_costs.h
+  /// SMs for the first plan's call, if it should be served at the same time as the second plan's, which has the rest; 0 if not.
+  /// Null: the kernel serves one call at a time.
+  std::int64_t (*units_beside)(const Plan& longer, const Plan& shorter) = nullptr;
 };
 
 inline constexpr std::string_view kFirstInTable = "its row comes first in the table";

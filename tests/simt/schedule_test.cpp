@@ -235,6 +235,16 @@ TEST(SimtSchedule, SmsAreDividedByWork) {
   }
 }
 
+// The host has counted the other call's tiles: the device takes its word.
+TEST(SimtSchedule, GivenUnitsStand) {
+  Scheduled s({{300, 9000}, {1, 70}}, 4, 0, 0, 0, 40000);
+  s.args.work.min_rows = 8;
+  s.args.work.division.all_units = 132;
+  s.args.work.division.given_units = 38;
+  s.run();
+  EXPECT_EQ(*s.args.work.division.units, 38);
+}
+
 TEST(SimtSchedule, NoRoomBreaksTheCall) {
   for (const std::int32_t split : {0, 64}) {
     Scheduled s({{40, 100}, {1, 70}}, 4, 0, split, 0, 9);

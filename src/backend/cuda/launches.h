@@ -45,6 +45,8 @@ struct KernelEntry {
   bool (*reads)(const gpu::AttendArgs& args, const DeviceList& list) = nullptr;
   /// Order of the launches for two lists of this kernel; if they are divided, says so in both. Null: in_turn.
   Order (*order)(Served& first, Served& second) = nullptr;
+  /// Division of the SMs for a list that is served at the same time as another call's. Null: no list is.
+  void (*divide)(Served& served) = nullptr;
 };
 
 extern const KernelEntry kGenericEntry;  ///< attend_generic.cu

@@ -65,10 +65,12 @@ struct Launches {
   std::size_t num_scheduled = 0;
   Order order = Order::in_turn;
 
+  explicit Launches(const gpu::EnqueuedCall& call) : Launches(call.plan, call.args) {}
   Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : num_lists(args.size()) {
     for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.work().lists[i], plan, args[i]);
     if (num_lists == 2 && lists[0].kernel == lists[1].kernel && lists[0].kernel->order != nullptr)
       order = lists[0].kernel->order(lists[0], lists[1]);
+    if (num_lists == 1 && lists[0].list.given_units > 0 && lists[0].kernel->divide != nullptr) lists[0].kernel->divide(lists[0]);
     // A layer may be served as its preparation was, and no otherwise.
     unsigned long long served = static_cast<unsigned>(order);
     for (std::size_t i = 0; i < num_lists; ++i) {
@@ -99,13 +101,44 @@ struct Launches {
   }
 };
 
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, gpu::Part part,
-                      void* stream) {
-  Launches launches(plan, args);
+Status enqueue_attend(const gpu::EnqueuedCall& call, gpu::Part part, void* stream) {
+  Launches launches(call);
   const cudaStream_t on = cuda_stream(stream);
   if (part != gpu::Part::layer)
-    if (Status s = launches.prepare(reset, on); !s.ok()) return s;
+    if (Status s = launches.prepare(call.reset, on); !s.ok()) return s;
   return part == gpu::Part::preparation ? Status() : launches.attend(on);
+}
+
+/// The launches of two calls as if their lists were one call's.
+Status attend_divided(Served& longer, Served& shorter, cudaStream_t on) {
+  shorter.args.work.division = longer.args.work.division;
+  for (Served* served : {&longer, &shorter}) served->args.confirms = served->args.prepared;
+  for (const Step& step : steps_of(2, Order::divided)) {
+    Served& served = step.list == 0 ? shorter : longer;
+    if (Status s = status_of(served.kernel->attend(served.args, served.list, step.turn, on), "attend: launching the kernel");
+        !s.ok())
+      return s;
+    served.args.confirms = false;
+  }
+  for (const Served* served : {&longer, &shorter})
+    if (served->args.fills_rows())
+      if (Status s = status_of(launch_fill_rows(served->args, on), "attend: launching fill_rows"); !s.ok()) return s;
+  return {};
+}
+
+Status enqueue_beside(const gpu::EnqueuedCall& longer, const gpu::EnqueuedCall& shorter, gpu::Part part, void* stream) {
+  Launches first(longer), second(shorter);
+  const bool divided = first.lists[0].args.work.division.all_units > 0 && first.lists[0].kernel == second.lists[0].kernel;
+  if (!divided) {
+    if (Status s = enqueue_attend(longer, part, stream); !s.ok()) return s;
+    return enqueue_attend(shorter, part, stream);
+  }
+  const cudaStream_t on = cuda_stream(stream);
+  if (part == gpu::Part::call) {
+    if (Status s = first.prepare(longer.reset, on); !s.ok()) return s;
+    if (Status s = second.prepare(shorter.reset, on); !s.ok()) return s;
+  }
+  return attend_divided(first.lists[0], second.lists[0], on);
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
@@ -175,6 +208,7 @@ gpu::Tickets tickets;
 const gpu::Vendor kVendor = {&device::kCudaRuntime,
                              has_kernel,
                              enqueue_attend,
+                             enqueue_beside,
                              enqueue_append,
                              enqueue_merge,
                              enqueue_merge_many,

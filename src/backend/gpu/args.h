@@ -122,7 +122,8 @@ struct ResetArgs {
 struct Division {
   std::int32_t* units = nullptr;  ///< [1] that the long list begins with
   std::int32_t all_units = 0;     ///< 0 = the lists are served one after the other
-  std::int32_t long_weight = 1;   ///< tiles of the short list that are as much work as one of the long list's
+  std::int16_t long_weight = 1;   ///< tiles of the short list that are as much work as one of the long list's
+  std::int16_t given_units = 0;   ///< value of `units` where the short list is another call's; 0 = the device computes it
 };
 
 /// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.

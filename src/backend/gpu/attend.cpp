@@ -9,6 +9,7 @@
 #include "backend/gpu/permit.h"
 #include "backend/gpu/resolve.h"
 #include "backend/gpu/tickets.h"
+#include "plan/beside.h"
 #include "plan/device_workspace.h"
 #include "plan/fits.h"
 #include "text/formatted.h"
@@ -43,23 +44,38 @@ struct Teller {
   std::uint64_t ticket = 0;
 };
 
-Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
-               std::byte* workspace, Part part, const AttendOptions& how, const Teller& teller) {
-  std::array<AttendArgs, plan_detail::kMaxLists> args;
-  for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
-    args[i] = attend_args(plan, batch, cache, options, workspace, i);
-    args[i].nan_if_refused = how.nan_if_refused;
-    args[i].ticket_word = teller.word;
-    args[i].ticket = teller.ticket;
-    args[i].prepared = part == Part::layer;
-  }
-  const std::span<AttendArgs> lists(args.data(), plan.work().lists.size());
-  const unsigned long long permit = permit_of(lists);
-  for (AttendArgs& list : lists) list.permit = permit;
-  const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
-  const ResetArgs reset{reinterpret_cast<CallState*>(workspace), words, part == Part::call ? 1 : 0, permit};
-  return vendor.enqueue_attend(plan, lists, reset, part, how.stream);
+Result<Teller> teller_of(const Vendor& vendor, const Plan& plan, const AttendOptions& how) {
+  if (how.ticket == 0) return Teller{};
+  const Result<unsigned long long*> word = vendor.tickets->word(vendor, plan.device.ordinal);
+  if (!word.ok()) return word.status();
+  return Teller{word.value(), how.ticket};
 }
+
+/// A call with its pointers resolved.
+class Resolved {
+ public:
+  Resolved(const Call& call, Part part, const AttendOptions& how, const Teller& teller) : plan_(call.plan) {
+    const std::size_t count = plan_.work().lists.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      args_[i] = attend_args(plan_, call.batch, call.cache, call.options, call.workspace.data(), i);
+      args_[i].nan_if_refused = how.nan_if_refused;
+      args_[i].ticket_word = teller.word;
+      args_[i].ticket = teller.ticket;
+      args_[i].prepared = part == Part::layer;
+    }
+    const std::span<AttendArgs> lists(args_.data(), count);
+    const unsigned long long permit = permit_of(lists);
+    for (AttendArgs& list : lists) list.permit = permit;
+    const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan_).reset_bytes / 4);
+    reset_ = {reinterpret_cast<CallState*>(call.workspace.data()), words, part == Part::call ? 1 : 0, permit};
+  }
+  EnqueuedCall enqueued() const { return {plan_, {args_.data(), plan_.work().lists.size()}, reset_}; }
+
+ private:
+  const Plan& plan_;
+  std::array<AttendArgs, plan_detail::kMaxLists> args_;
+  ResetArgs reset_;
+};
 
 /// The last call has been asked about; of those before, `left` is still to be told.
 Status take_note(const Vendor& vendor, Unheard left, std::byte* workspace, void* stream) {
@@ -104,6 +120,23 @@ Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const 
   return enqueue_admitted(vendor, plan, batch, cache, options, workspace, part_of(attend_options), attend_options);
 }
 
+Status attend_beside(const Vendor& vendor, const Call& longer, const Call& shorter, const AttendOptions& attend_options) {
+  if (vendor.enqueue_beside == nullptr || !plan_detail::is_beside(longer.plan)) {
+    for (const Call* c : {&longer, &shorter})
+      if (Status s = attend(vendor, c->plan, c->batch, c->cache, c->options, c->workspace, attend_options); !s.ok()) return s;
+    return {};
+  }
+  for (const Call* c : {&longer, &shorter})
+    if (Status s = admit_with_workspace(vendor, c->plan, c->batch, c->cache, c->options, c->workspace); !s.ok()) return s;
+  const CurrentDevice current(vendor, longer.plan.device.ordinal);
+  if (!current.status().ok()) return current.status();
+  const Result<Teller> teller = teller_of(vendor, longer.plan, attend_options);
+  if (!teller.ok()) return teller.status();
+  const Part part = part_of(attend_options);
+  const Resolved first(longer, part, attend_options, teller.value()), second(shorter, part, attend_options, teller.value());
+  return vendor.enqueue_beside(first.enqueued(), second.enqueued(), part, attend_options.stream);
+}
+
 Status prepare(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                std::span<std::byte> workspace, const AttendOptions& attend_options) {
   if (Status s = admit_with_workspace(vendor, plan, batch, cache, options, workspace); !s.ok()) return s;
@@ -114,13 +147,10 @@ Status enqueue_admitted(const Vendor& vendor, const Plan& plan, const Batch& bat
                         std::span<std::byte> workspace, Part part, const AttendOptions& attend_options) {
   const CurrentDevice current(vendor, plan.device.ordinal);
   if (!current.status().ok()) return current.status();
-  Teller teller{nullptr, attend_options.ticket};
-  if (teller.ticket != 0) {
-    const Result<unsigned long long*> word = vendor.tickets->word(vendor, plan.device.ordinal);
-    if (!word.ok()) return word.status();
-    teller.word = word.value();
-  }
-  return enqueue(vendor, plan, batch, cache, options, workspace.data(), part, attend_options, teller);
+  const Result<Teller> teller = teller_of(vendor, plan, attend_options);
+  if (!teller.ok()) return teller.status();
+  const Resolved resolved({plan, batch, cache, options, workspace}, part, attend_options, teller.value());
+  return vendor.enqueue_attend(resolved.enqueued(), part, attend_options.stream);
 }
 
 Status why_broken(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options) {

@@ -18,6 +18,22 @@ class Tickets;
 /// Part of attend() that is enqueued: all of it, the work that the layers of a step share, or the work of one layer.
 enum class Part { call, preparation, layer };
 
+/// Arguments of attend() and their workspace.
+struct Call {
+  const Plan& plan;
+  const Batch& batch;
+  const KVCache& cache;
+  const Options& options;
+  std::span<std::byte> workspace;
+};
+
+/// A call as a vendor launches it; args[i] is for plan.work().lists[i].
+struct EnqueuedCall {
+  const Plan& plan;
+  std::span<const AttendArgs> args;
+  ResetArgs reset;
+};
+
 /// Launches and streams of one vendor. A stream is the vendor's own handle. Enqueueing functions wait for nothing and allocate
 /// nothing; failures carry the driver's words.
 struct Vendor {
@@ -26,8 +42,11 @@ struct Vendor {
   /// Whether this build has the launches of a row of the kernel table.
   bool (*has_kernel)(KernelHandle kernel);
   /// Enqueues the launches of `part`. A preparation resets, checks lengths and tables, and fills the work lists. A layer attends,
-  /// and fills rows if args ask for it. args[i] is for plan.work().lists[i].
-  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
+  /// and fills rows if args ask for it.
+  Status (*enqueue_attend)(const EnqueuedCall& call, Part part, void* stream);
+  /// Enqueues two calls, for whose plans set_beside() held; one after the other if their kernels cannot read the tensors. A
+  /// preparation is each call's own. Null if no kernel of the vendor serves two calls at the same time.
+  Status (*enqueue_beside)(const EnqueuedCall& longer, const EnqueuedCall& shorter, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
   Status (*enqueue_merge_many)(const MergeManyArgs& args, void* stream);
@@ -53,6 +72,8 @@ struct Vendor {
 
 Status attend(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
               std::span<std::byte> workspace, const AttendOptions& attend_options);
+/// Both calls (attention/beside.h).
+Status attend_beside(const Vendor& vendor, const Call& longer, const Call& shorter, const AttendOptions& attend_options);
 Status prepare(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                std::span<std::byte> workspace, const AttendOptions& attend_options);
 Status attend_status(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,

@@ -59,6 +59,7 @@ WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
   w.max_merges = narrow(list.max_merges);
   w.max_partials = narrow(list.max_partials);
   w.division.units = reinterpret_cast<std::int32_t*>(workspace + at.units);
+  w.division.given_units = static_cast<std::int16_t>(list.given_units);
   if (list.max_merges > 0) w.max_parts = narrow(list.max_partials / (list.max_merges * plan.problem.num_kv_heads));
   return w;
 }

@@ -268,7 +268,9 @@ QUIRE_DEVICE void schedule(const AttendArgs& a, SharedArea shared) {
   *a.work.num_slices = room ? static_cast<std::int32_t>(done.entries.slices.value) : 0;
   *a.work.next_item = 0;
   if (a.work.division.all_units > 0)
-    *a.work.division.units = schedule::units_for_long(load.key_tiles, load.short_tiles, a.work.division);
+    *a.work.division.units = a.work.division.given_units > 0
+                                 ? a.work.division.given_units
+                                 : schedule::units_for_long(load.key_tiles, load.short_tiles, a.work.division);
 }
 
 }  // namespace quire::gpu

@@ -76,8 +76,8 @@ Status enqueue_preparation(const Api& hip, std::span<const gpu::AttendArgs> args
   return {};
 }
 
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, gpu::Part part,
-                      void* stream) {
+Status enqueue_attend(const gpu::EnqueuedCall& call, gpu::Part part, void* stream) {
+  const auto& [plan, args, reset] = call;
   const Result<const Api*> api = hip::api();
   if (!api.ok()) return api.status();
   const Api& hip = *api.value();
@@ -192,6 +192,7 @@ gpu::Tickets tickets;
 const gpu::Vendor kVendor = {&device::kHipRuntime,
                              has_kernel,
                              enqueue_attend,
+                             nullptr,  // no kernel serves two calls at the same time
                              enqueue_append,
                              enqueue_merge,
                              enqueue_merge_many,

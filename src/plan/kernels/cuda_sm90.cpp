@@ -10,6 +10,8 @@
 #include "plan/kernels/cuda_mma.h"
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
+#include "schedule/division.h"
+#include "schedule/tiles.h"
 #include "semantics/ceil_div.h"
 
 namespace quire::plan_detail {
@@ -237,6 +239,38 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   return {decode, rest};
 }
 
+double bytes_of_keys(const Problem& p) {
+  double keys = 0;
+  for (const Request& r : p.reqs) keys += static_cast<double>(r.seq_len());
+  return keys * static_cast<double>(p.num_kv_heads * p.kv_bytes());
+}
+
+double flops_of(const Problem& p) {
+  return 2 * static_cast<double>(p.num_q_heads * (p.head_dim + p.out_dim())) * static_cast<double>(p.visible_pairs());
+}
+
+/// A call of prefill and a call of narrow decode tiles that uses all SMs, where both take long enough. Decode from fp8 caches
+/// leaves nothing idle.
+std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
+  const DeviceList &prefill = longer.work().lists[0], &decode = shorter.work().lists[0];
+  const Problem &p = longer.problem, &q = shorter.problem;
+  const std::int64_t decode_blocks = kSm90.decode_blocks(q.head_dim, itemsize(q.kv_dtype), decode.tile_rows);
+  if (prefill.role != Role::prefill || decode.role != Role::decode || is_fp8(q.kv_dtype) ||
+      decode.num_blocks < shorter.num_threads * decode_blocks ||
+      std::min(flops_of(p) / kSm90.flops_per_second, bytes_of_keys(q) / kSm90.bytes_per_second) < kSm90.min_beside_seconds)
+    return 0;
+  const schedule::Tiling<std::int64_t> tiling{p.group(), prefill.tile_rows, prefill.tile_keys, prefill.min_rows,
+                                              prefill.max_rows};
+  std::int64_t long_tiles = 0, short_tiles = 0;
+  for (const Request& r : p.reqs)
+    long_tiles += tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, true);
+  for (const Request& r : q.reqs) short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys});
+  const struct {
+    std::int32_t all_units, long_weight;
+  } division{static_cast<std::int32_t>(prefill.num_blocks), kSm90.prefill_weight(p.head_dim)};
+  return schedule::units_for_long(long_tiles, short_tiles, division);
+}
+
 constexpr Body kSm90Bodies[] = {
     {.role = Role::decode, .name = "sm90_decode", .shares = kSm90.narrow_share, .own_tiles_dim = 256},
     {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share, .own_tiles_dim = 256},
@@ -274,7 +308,8 @@ constexpr BodyCosts kSm90Costs[] = {
     {&kH100, Role::prefill, true, 0, 2.2, 7.33, 0, 0, 5.15, 0.342, 3, 0.42},
     {&kH100, Role::prefill, true, 256, 15.7, 2.86, 0, 0, 18.1, 0.429, 3, 0.42},
 };
-constexpr GpuTraits kSm90Traits = {.lists = sm90_lists, .instead = sm90_instead, .bodies = kSm90Bodies, .costs = kSm90Costs};
+constexpr GpuTraits kSm90Traits = {
+    .lists = sm90_lists, .instead = sm90_instead, .bodies = kSm90Bodies, .costs = kSm90Costs, .units_beside = sm90_units_beside};
 
 }  // namespace
 

@@ -48,6 +48,8 @@ struct Sm90Tuning {
   double bytes_per_second = 4.5e12;
   double flops_per_second = 600e12;
   double min_divided_seconds = 100e-6;
+  /// Two calls are served at the same time where each of them would take that long at these rates: up to 9 us are the cost.
+  double min_beside_seconds = 9e-6;
 
   /// Score rows of a warpgroup of a wide tile, as registers allow.
   constexpr std::int64_t wide_rows(std::int64_t head_dim) const { return head_dim == 256 ? 16 : 32; }
@@ -59,7 +61,7 @@ struct Sm90Tuning {
   /// Keys of a tile of prefill.
   constexpr std::int64_t prefill_keys(std::int64_t head_dim) const { return head_dim == 256 ? 64 : 128; }
   /// Tiles of decode that take as long as one of prefill ("Beside decode" in docs/kernels/sm90_prefill.md).
-  constexpr std::int32_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }
+  constexpr std::int16_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }
 };
 inline constexpr Sm90Tuning kSm90;
 

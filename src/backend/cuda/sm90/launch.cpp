@@ -53,15 +53,18 @@ bool reads(const gpu::AttendArgs& args, const DeviceList& list) {
   return list.role == Role::prefill ? takes_prefill_boxes(args) : takes_boxes(args) && fits_row(args);
 }
 
+void divide(Served& prefill) {
+  prefill.args.work.division.all_units = static_cast<std::int32_t>(prefill.list.num_blocks);
+  prefill.args.work.division.long_weight = kTuning.prefill_weight(prefill.args.head_dim);
+}
+
 /// Decode keeps memory busy and prefill the tensor cores. In this order, each launch starting before the one ahead of it is done:
 /// prefill on the SMs that are its, decode on those that it leaves, prefill again on those that decode leaves. A
 /// block of either fills what the other would need, so none of them shares an SM.
 Order order(Served& decode, Served& prefill) {
   if (!prefill.list.beside) return Order::trailing;
-  gpu::Division& division = prefill.args.work.division;
-  division.all_units = static_cast<std::int32_t>(prefill.list.num_blocks);
-  division.long_weight = kTuning.prefill_weight(prefill.args.head_dim);
-  decode.args.work.division = division;
+  divide(prefill);
+  decode.args.work.division = prefill.args.work.division;
   return Order::divided;
 }
 
@@ -87,7 +90,10 @@ cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn tur
 }  // namespace
 }  // namespace sm90
 
-const KernelEntry kSm90Entry = {
-    .row = &plan_detail::rows::cuda_sm90, .attend = sm90::launch, .reads = sm90::reads, .order = sm90::order};
+const KernelEntry kSm90Entry = {.row = &plan_detail::rows::cuda_sm90,
+                                .attend = sm90::launch,
+                                .reads = sm90::reads,
+                                .order = sm90::order,
+                                .divide = sm90::divide};
 
 }  // namespace quire::cuda
