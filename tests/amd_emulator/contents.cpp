@@ -13,7 +13,7 @@ Status look(const Case& c, LaunchKernel kernel, std::uint64_t seed, bool& broken
   Arrays arrays(seed % 2 == 0 ? Against::front : Against::back);
   const Case there = place(arrays, c);
   auto* outcome = new (arrays.take("outcome", sizeof(gpu::Outcome))) gpu::Outcome;
-  const gpu::AttendArgs args = gpu::batch_args(there.batch, there.cache, there.options, outcome);
+  const gpu::GenericArgs args = gpu::batch_args(there.batch, there.cache, there.options, outcome);
   const Status status = launch(kernel, "quire_check_contents", 1 + static_cast<std::uint32_t>(seed % 3), args, seed, arrays);
   broken = outcome->broken != 0;
   return status;

@@ -20,7 +20,7 @@ constexpr const char* kShapes[] = {"heads=4:2 d=16 page=8 window=20 reqs=3@20/21
                                    "heads=3:1 d=24 page=5 reqs=2@70/71,9@3/12,1@200"};
 
 bool found_on_device(const Case& c, int blocks = 3) {
-  gpu::AttendArgs a = simt::attend_args(c);
+  gpu::GenericArgs a = simt::attend_args(c);
   gpu::Outcome outcome;
   a.outcome = &outcome;
   EXPECT_EQ(simt::run({.blocks = blocks, .threads = gpu::kContentThreads}, [&] { gpu::check_contents(a); }), "");

@@ -44,7 +44,7 @@ std::span<const Step> steps_of(std::size_t lists, Order order) {
 }
 
 /// Kernel, list and arguments that serve a list of the plan, given the tensors of a call.
-Served serve(const DeviceList& list, const Plan& plan, const gpu::AttendArgs& args) {
+Served serve(const DeviceList& list, const Plan& plan, const gpu::GenericArgs& args) {
   Served served{find_entry(list.kernel), list, args};
   if (served.kernel->reads == nullptr || served.kernel->reads(args, list)) return served;
   while (served.kernel->reads != nullptr && !served.kernel->reads(args, served.list)) {
@@ -65,7 +65,7 @@ struct Launches {
   std::size_t num_scheduled = 0;
   Order order = Order::in_turn;
 
-  Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : num_lists(args.size()) {
+  Launches(const Plan& plan, std::span<const gpu::GenericArgs> args) : num_lists(args.size()) {
     for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.work().lists[i], plan, args[i]);
     if (num_lists == 2 && lists[0].kernel == lists[1].kernel && lists[0].kernel->order != nullptr)
       order = lists[0].kernel->order(lists[0], lists[1]);
@@ -99,7 +99,7 @@ struct Launches {
   }
 };
 
-Status enqueue_attend(const Plan& plan, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, gpu::Part part,
+Status enqueue_attend(const Plan& plan, std::span<const gpu::GenericArgs> args, const gpu::ResetArgs& reset, gpu::Part part,
                       void* stream) {
   Launches launches(plan, args);
   const cudaStream_t on = cuda_stream(stream);
@@ -136,7 +136,7 @@ Status put(void* to, const void* from, std::size_t bytes, void* stream) {
   return copy(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
 
-Result<bool> find_bad(const gpu::AttendArgs& args) {
+Result<bool> find_bad(const gpu::GenericArgs& args) {
   bool found = false;
   if (Status s = status_of(find_bad_contents(args, found), "check: asking the device about contents"); !s.ok()) return s;
   return found;

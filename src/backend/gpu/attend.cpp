@@ -45,7 +45,7 @@ struct Teller {
 
 Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options,
                std::byte* workspace, Part part, const AttendOptions& how, const Teller& teller) {
-  std::array<AttendArgs, plan_detail::kMaxLists> args;
+  std::array<GenericArgs, plan_detail::kMaxLists> args;
   for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
     args[i] = attend_args(plan, batch, cache, options, workspace, i);
     args[i].nan_if_refused = how.nan_if_refused;
@@ -53,9 +53,9 @@ Status enqueue(const Vendor& vendor, const Plan& plan, const Batch& batch, const
     args[i].ticket = teller.ticket;
     args[i].prepared = part == Part::layer;
   }
-  const std::span<AttendArgs> lists(args.data(), plan.work().lists.size());
+  const std::span<GenericArgs> lists(args.data(), plan.work().lists.size());
   const unsigned long long permit = permit_of(lists);
-  for (AttendArgs& list : lists) list.permit = permit;
+  for (GenericArgs& list : lists) list.permit = permit;
   const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan).reset_bytes / 4);
   const ResetArgs reset{reinterpret_cast<CallState*>(workspace), words, part == Part::call ? 1 : 0, permit};
   return vendor.enqueue_attend(plan, lists, reset, part, how.stream);

@@ -219,7 +219,7 @@ QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::
 
 /// Checks contents, with any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a
 /// request. Does not read args.work.
-QUIRE_DEVICE void check_contents(const AttendArgs& a) {
+QUIRE_DEVICE void check_contents(const GenericArgs& a) {
   const std::int64_t pieces = a.block_table.columns / kContentColumns + 1, units = a.num_reqs * pieces + a.num_tokens;
   bool bad = false;
   for (std::int64_t unit = block_index(); unit < units; unit += num_blocks()) {

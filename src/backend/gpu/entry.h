@@ -8,6 +8,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
+#include "backend/gpu/generic_args.h"
 #include "device/runtime.h"
 #include "quire/attention.hpp"
 
@@ -27,7 +28,7 @@ struct Vendor {
   bool (*has_kernel)(KernelHandle kernel);
   /// Enqueues the launches of `part`. A preparation resets, checks lengths and tables, and fills the work lists. A layer attends,
   /// and fills rows if args ask for it. args[i] is for plan.work().lists[i].
-  Status (*enqueue_attend)(const Plan& plan, std::span<const AttendArgs> args, const ResetArgs& reset, Part part, void* stream);
+  Status (*enqueue_attend)(const Plan& plan, std::span<const GenericArgs> args, const ResetArgs& reset, Part part, void* stream);
   Status (*enqueue_append)(const AppendArgs& args, void* stream);
   Status (*enqueue_merge)(const MergeArgs& args, void* stream);
   Status (*enqueue_merge_many)(const MergeManyArgs& args, void* stream);
@@ -38,7 +39,7 @@ struct Vendor {
   /// Copies to the device when the stream has come so far, and waits for it.
   Status (*put)(void* to, const void* from, std::size_t bytes, void* stream);
   /// Whether check_contents() finds something; waits for the answer. args.outcome is not used.
-  Result<bool> (*find_bad_contents)(const AttendArgs& args);
+  Result<bool> (*find_bad_contents)(const GenericArgs& args);
 
   /// The device that is current for this thread, and another made so.
   Result<int> (*current_device)();
