@@ -36,6 +36,25 @@ TEST_P(HipMove, AppendWritesTheBitsThatTheCpuWrites) {
   });
 }
 
+TEST_P(HipMove, AppendOfFourBitsWritesTheBitsThatTheCpuWrites) {
+  for_each_four_bit_append([&](const std::string& what, const auto& make) {
+    const AppendCase cpu = make(), device = make();
+    ASSERT_TRUE(append(cpu.cache, cpu.key, cpu.value, cpu.slot_mapping()).ok());
+    Uploaded memory;
+    KVCache cache = device.cache;
+    const auto tensors = [](KVCache& c) {
+      return std::array{&c.k, &c.v, &c.k_scale, &c.v_scale, &c.k_block_scale, &c.v_block_scale};
+    };
+    for (Tensor* t : tensors(cache)) *t = memory.put(*t);
+    const Status status = append(cache, memory.put(device.key), memory.put(device.value), memory.put(device.slot_mapping()));
+    ASSERT_TRUE(status.ok()) << status.message();
+    KVCache here = device.cache;
+    for (std::size_t i = 0; i < tensors(here).size(); ++i)
+      if (tensors(here)[i]->rank > 1) memory.fetch(*tensors(cache)[i], *tensors(here)[i]);  // a scale of a head is not written
+    EXPECT_TRUE(same_bytes(cpu.cache, device.cache)) << what;
+  });
+}
+
 TEST_P(HipMove, MergeAgreesWithFp64) {
   for_each_merge([&](DType dtype, bool gap, bool in_place) {
     const MergeCase c(dtype, gap);

@@ -185,6 +185,8 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
   if (cache.k.dtype == DType::fp8_ds_mla) a.head_dim = narrow(key.shape[2]), a.v_head_dim = narrow(value.shape[2]);
   a.k_token_scale = semantics::token_scales(cache.k_scale);
   a.v_token_scale = semantics::token_scales(cache.v_scale);
+  a.k_block_scale = semantics::k_block_scales(cache);
+  a.v_block_scale = semantics::v_block_scales(cache);
   return a;
 }
 

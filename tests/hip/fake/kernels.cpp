@@ -142,7 +142,9 @@ std::string pointer_elsewhere(const std::string& kernel, const void* argument, I
                 {"value", a.value.data},
                 {"cache.k", a.cache_k.data},
                 {"cache.v", a.cache_v.data},
-                {"slots", a.slots.data}};
+                {"slots", a.slots.data},
+                {"k_block_scale", a.k_block_scale.data},
+                {"v_block_scale", a.v_block_scale.data}};
   } else if (kernel == "quire_merge") {
     const auto& a = *static_cast<const MergeArgs*>(argument);
     pointers = {{"out_a", a.out_a.data}, {"out_b", a.out_b.data}, {"lse_a", a.lse_a.data},
