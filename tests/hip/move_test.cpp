@@ -87,6 +87,26 @@ TEST_P(HipMove, CheckFindsNaNInContents) {
   }
 }
 
+/// A block scale that is NaN, in a row that attention reads.
+TEST_P(HipMove, CheckFindsBadBlockScales) {
+  for (const bool planted : {true, false}) {
+    Case c =
+        make_case(parse_problem_line("q=f16 kv=nvfp4/mxfp4 heads=4:2 d=32 page=8 window=40 reqs=9@30/33,1@90").value()).value();
+    if (planted) {
+      Tensor& t = c.cache.v_block_scale;
+      std::fill_n(static_cast<std::uint8_t*>(t.data), t.num_elements(), std::uint8_t{0xFF});
+    }
+    const auto there = cases::DeviceCase::upload(c, Memory::hip);
+    ASSERT_TRUE(there.ok()) << there.status().message();
+    const Result<bool> finite =
+        device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());
+    ASSERT_TRUE(finite.ok()) << finite.status().message();
+    EXPECT_EQ(finite.value(), !planted);
+    const Findings findings = check(there->batch(), there->cache(), there->options(), Depth::contents);
+    EXPECT_EQ(findings.ok(), !planted) << (findings.ok() ? "" : findings.status().message());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, HipMove, testing::Values(0, 1, 2));
 
 }  // namespace
