@@ -17,7 +17,7 @@ CATALOGUE = ROOT / "docs/reference/faults.md", r"^\| `(\w+)` \|"  # tests/faults
 PLACES = {
     "tests/injection/injected.h": r'^    \{"(\w+)",',
     "tests/kernels/planted_faults_test.cpp": r'^    \{"(\w+)", "\w+"\},$',
-    "tests/simt/planted_test.cpp": r'\{"(\w+)", \[\]\(gpu::AttendArgs& a\)',
+    "tests/simt/planted_test.cpp": r'\{"(\w+)", \[\]\(gpu::(?:Attend|Generic)Args& a\)',
     "src/verify/mutants.cpp": r'  add\("(\w+)", ',
 }
 # Reason -> names. A formula of attention that a kernel gets wrong belongs into the catalogue instead.
@@ -36,7 +36,8 @@ NOT_IN_CATALOGUE = {
     "a mistake about data that verify does not give to others: NaN in a visible key, one owner for a shared page":
         "nan_scores_skipped shared_pages_claimed",
     "fields of the GPU kernels' arguments, each left out as a whole": "masks_ignored q_begin_of_first_request key_begin_ignored "
-        "prefix_of_first_request prefix_len_ignored spans_of_first_request tree_first_byte_repeated",
+        "prefix_of_first_request prefix_len_ignored spans_of_first_request tree_first_byte_repeated block_scales_of_first_head "
+        "block_scales_of_first_token block_scales_of_first_page codes_of_first_page codes_of_first_token codes_of_first_head",
 }
 
 

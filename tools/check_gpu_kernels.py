@@ -141,7 +141,7 @@ KERNEL(kScheduleThreads, 1) quire_schedule(const AttendArgs a) {
   QUIRE_SHARED(memory, kScheduleSharedBytes);
   schedule(a, SharedArea(memory));
 }
-KERNEL(kGenericThreads, kGenericBlocksPerUnit) quire_attend_generic(const AttendArgs a) {
+KERNEL(kGenericThreads, kGenericBlocksPerUnit) quire_attend_generic(const GenericArgs a) {
   QUIRE_SHARED(memory, kGenericSharedBytes);
   attend_generic(a, SharedArea(memory));
 }
@@ -149,7 +149,7 @@ KERNEL(kFillThreads) quire_fill_rows(const AttendArgs a) { fill_rows(a); }
 KERNEL(kAppendThreads) quire_validate_slots(const AppendArgs a) { validate_slots(a); }
 KERNEL(kAppendThreads) quire_append(const AppendArgs a) { append(a); }
 KERNEL(kMergeThreads) quire_merge(const MergeArgs a) { merge(a); }
-KERNEL(kContentThreads) quire_check_contents(const AttendArgs a) { check_contents(a); }
+KERNEL(kContentThreads) quire_check_contents(const GenericArgs a) { check_contents(a); }
 """
 REPORT = re.compile(r"Function properties for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"
                     r"ptxas info\s+: Used (\d+) registers(?:.*?, (\d+) bytes smem)?")

@@ -75,8 +75,7 @@ void apply_value_rules(Context& c) {
 /// every address that the content rules read is then in bounds. If the device cannot answer, the host applies the rules.
 bool finite_on_device(const Context& c) {
   const device::Runtime* runtime = device::runtime_of(c.cache.k.memory);
-  const bool four_bits = is_four_bit(c.cache.k.dtype) || is_four_bit(c.cache.v.dtype);  // which no device reads yet
-  if (runtime == nullptr || !c.report.clean() || four_bits) return false;
+  if (runtime == nullptr || !c.report.clean()) return false;
   const Result<bool> answer = runtime->contents_are_finite(c.batch, c.cache, c.options);
   return answer.ok() && answer.value();
 }

@@ -91,6 +91,7 @@ Target target_of(const std::string& name, AttendCase attend) {
   target.eight_bit_rows = true;
   target.token_scales = true;
   target.unlike_types = true;
+  target.block_scales = true;
   return target;
 }
 
@@ -192,7 +193,6 @@ Result<Target> backend_target(const std::string& name, int num_threads) {
   const std::string kernel = any ? std::string() : name;
   const int cut = std::max(kManyThreads, executor->num_threads());  // a plan serves at most as many threads as it was made for
   Target target = target_of(name, planned_target({.kernel = kernel, .num_threads = num_threads}, executor));
-  target.block_scales = true;  // GPUs refuse them, with a reason
   target.batch_invariant = true;
   target.invariant = planned_target({.kernel = kernel, .batch_invariant = true, .num_threads = num_threads}, executor);
   target.variants = {{"1 thread", planned_target({.kernel = kernel, .num_threads = 1}, make_thread_pool(1))},

@@ -26,6 +26,8 @@ void append(const AppendCase& c, LaunchKernel kernel, std::uint64_t seed, Append
   cache.v = arrays.place("cache.v", c.cache.v, Use::output);
   cache.k_scale = arrays.place("k_scale", c.cache.k_scale, Use::input);
   cache.v_scale = arrays.place("v_scale", c.cache.v_scale, Use::input);
+  cache.k_block_scale = arrays.place("k_block_scale", c.cache.k_block_scale, Use::output);
+  cache.v_block_scale = arrays.place("v_block_scale", c.cache.v_block_scale, Use::output);
   const Tensor key = arrays.place("key", c.key, Use::input), value = arrays.place("value", c.value, Use::input);
   gpu::AppendArgs args = gpu::append_args(cache, key, value, arrays.place("slot_mapping", c.slot_mapping(), Use::input));
   args.outcome = new (arrays.take("outcome", sizeof(gpu::Outcome))) gpu::Outcome;
@@ -58,6 +60,8 @@ Judged judge_append(LaunchKernel kernel, std::uint64_t seed) {
     const std::string what = formatted("{} {} from {}{}", name(layout), name(stored), name(source), gap ? " with gaps" : "");
     compare_with_cpu(cpu, device, kernel, seed++, what, judged);
   });
+  test::for_each_four_bit_append(
+      [&](const std::string& what, const auto& make) { compare_with_cpu(make(), make(), kernel, seed++, what, judged); });
   const auto wide = [] { return AppendCase(DType::fp8_e5m2, DType::bf16, CacheLayout::packed, /*gap=*/false, 72, 64, 1); };
   compare_with_cpu(wide(), wide(), kernel, seed++, "of 72 heads", judged);
 

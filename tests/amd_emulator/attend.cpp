@@ -59,28 +59,32 @@ class Call {
  private:
   Status run_kernels(LaunchKernel launch_kernel, const AttendKernel& kernel) {
     const std::uint32_t blocks = 2 + static_cast<std::uint32_t>(seed_ % 3);
-    const auto on = [&](const std::string& symbol, std::uint32_t count, const gpu::AttendArgs& args) {
+    const auto on = [&]<class Args>(const std::string& symbol, std::uint32_t count, const Args& args) {
       return launch(launch_kernel, symbol, count, args, seed_, arrays_);
     };
+    const gpu::AttendArgs& first = lists_[0];
     // Neither of the two waits for the other on a device, so they come in either order.
     if (Status s = launch(launch_kernel, "quire_reset", 1, reset_, seed_, arrays_); !s.ok()) return s;
     const bool validate_first = seed_ % 5 < 3;
     if (validate_first)
-      if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
+      if (Status s = on("quire_validate", blocks, first); !s.ok()) return s;
     for (const gpu::AttendArgs& args : lists_)
       if (Status s = on("quire_schedule", 1, args); !s.ok()) return s;
     if (!validate_first)
-      if (Status s = on("quire_validate", blocks, lists_[0]); !s.ok()) return s;
-    for (std::size_t i = 0; i < lists_.size(); ++i)
-      if (Status s = on(kernel.symbol(plan_, plan_.work().lists[i]), blocks, lists_[i]); !s.ok()) return s;
-    return lists_[0].fills_rows() ? on("quire_fill_rows", blocks, lists_[0]) : Status();
+      if (Status s = on("quire_validate", blocks, first); !s.ok()) return s;
+    for (std::size_t i = 0; i < lists_.size(); ++i) {
+      const std::string symbol = kernel.symbol(plan_, plan_.work().lists[i]);
+      const gpu::AttendArgs& common = lists_[i];
+      if (Status s = kernel.reads_blocks ? on(symbol, blocks, lists_[i]) : on(symbol, blocks, common); !s.ok()) return s;
+    }
+    return first.fills_rows() ? on("quire_fill_rows", blocks, first) : Status();
   }
 
   const Plan& plan_;
   std::uint64_t seed_;
   Arrays arrays_;
   Case there_;
-  std::vector<gpu::AttendArgs> lists_;
+  std::vector<gpu::GenericArgs> lists_;
   gpu::ResetArgs reset_;
 };
 
@@ -101,6 +105,8 @@ Case place(Arrays& arrays, const Case& c) {
   input("cache.v", there.cache.v);
   input("k_scale", there.cache.k_scale);
   input("v_scale", there.cache.v_scale);
+  input("k_block_scale", there.cache.k_block_scale);
+  input("v_block_scale", there.cache.v_block_scale);
   input("q_scale", b.q_scale);
   input("output_scale", b.output_scale);
   input("alibi_slopes", there.options.alibi_slopes);

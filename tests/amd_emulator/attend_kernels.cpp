@@ -39,7 +39,7 @@ verify_detail::AskedTypes matrix_types() {
 const std::vector<AttendKernel>& attend_kernels() {
   static const auto generic = [](const Plan&, const plan_detail::DeviceList&) -> std::string { return "quire_attend_generic"; };
   static const std::vector<AttendKernel> list = {
-      {"hip_generic", {}, generic},
+      {"hip_generic", {}, generic, /*reads_blocks=*/true},
       {"hip_matrix", matrix_types(), matrix_symbol},
   };
   return list;

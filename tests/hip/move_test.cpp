@@ -36,6 +36,25 @@ TEST_P(HipMove, AppendWritesTheBitsThatTheCpuWrites) {
   });
 }
 
+TEST_P(HipMove, AppendOfFourBitsWritesTheBitsThatTheCpuWrites) {
+  for_each_four_bit_append([&](const std::string& what, const auto& make) {
+    const AppendCase cpu = make(), device = make();
+    ASSERT_TRUE(append(cpu.cache, cpu.key, cpu.value, cpu.slot_mapping()).ok());
+    Uploaded memory;
+    KVCache cache = device.cache;
+    const auto tensors = [](KVCache& c) {
+      return std::array{&c.k, &c.v, &c.k_scale, &c.v_scale, &c.k_block_scale, &c.v_block_scale};
+    };
+    for (Tensor* t : tensors(cache)) *t = memory.put(*t);
+    const Status status = append(cache, memory.put(device.key), memory.put(device.value), memory.put(device.slot_mapping()));
+    ASSERT_TRUE(status.ok()) << status.message();
+    KVCache here = device.cache;
+    for (std::size_t i = 0; i < tensors(here).size(); ++i)
+      if (tensors(here)[i]->rank > 1) memory.fetch(*tensors(cache)[i], *tensors(here)[i]);  // a scale of a head is not written
+    EXPECT_TRUE(same_bytes(cpu.cache, device.cache)) << what;
+  });
+}
+
 TEST_P(HipMove, MergeAgreesWithFp64) {
   for_each_merge([&](DType dtype, bool gap, bool in_place) {
     const MergeCase c(dtype, gap);
@@ -57,6 +76,26 @@ TEST_P(HipMove, CheckFindsNaNInContents) {
     Case c =
         make_case(parse_problem_line("q=f16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90").value()).value();
     ASSERT_TRUE(!planted || verify_detail::apply(verify_detail::Special::nan_in_a_key, c));
+    const auto there = cases::DeviceCase::upload(c, Memory::hip);
+    ASSERT_TRUE(there.ok()) << there.status().message();
+    const Result<bool> finite =
+        device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());
+    ASSERT_TRUE(finite.ok()) << finite.status().message();
+    EXPECT_EQ(finite.value(), !planted);
+    const Findings findings = check(there->batch(), there->cache(), there->options(), Depth::contents);
+    EXPECT_EQ(findings.ok(), !planted) << (findings.ok() ? "" : findings.status().message());
+  }
+}
+
+/// A block scale that is NaN, in a row that attention reads.
+TEST_P(HipMove, CheckFindsBadBlockScales) {
+  for (const bool planted : {true, false}) {
+    Case c =
+        make_case(parse_problem_line("q=f16 kv=nvfp4/mxfp4 heads=4:2 d=32 page=8 window=40 reqs=9@30/33,1@90").value()).value();
+    if (planted) {
+      Tensor& t = c.cache.v_block_scale;
+      std::fill_n(static_cast<std::uint8_t*>(t.data), t.num_elements(), std::uint8_t{0xFF});
+    }
     const auto there = cases::DeviceCase::upload(c, Memory::hip);
     ASSERT_TRUE(there.ok()) << there.status().message();
     const Result<bool> finite =

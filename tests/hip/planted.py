@@ -50,7 +50,7 @@ FAULTS = [
     Fault("padding rows are not filled", HIP + "vendor.cpp", "if (!args[0].fills_rows()) return {};", "return {};", REPLAY),
     Fault("nobody validates", HIP + "vendor.cpp",
           "  if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;\n", "  (void)validate;\n"),
-    Fault("every kernel is given the first list", HIP + "vendor.cpp", "gpu::AttendArgs list = args[i];", "gpu::AttendArgs list = args[0];"),
+    Fault("every kernel is given the first list", HIP + "vendor.cpp", "gpu::GenericArgs list = args[i];", "gpu::GenericArgs list = args[0];"),
     Fault("partial sums where the states are", GPU + "resolve.cpp", "workspace + at.partial_acc", "workspace + at.partial_states"),
     Fault("a workspace 256 bytes further", GPU + "attend.cpp",
           "workspace.data(), part, attend_options, teller", "workspace.data() + 256, part, attend_options, teller"),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "quire/attention.hpp"
@@ -30,6 +31,7 @@ struct AppendCase {
     const auto make = [&](bool is_k) {
       const std::int64_t dim = dim_of(is_k);
       const DType type = is_k ? stored : v_type;
+      if (is_four_bit(type)) return make_codes(type, layout, heads, dim, gap);
       if (layout == CacheLayout::nhd) return make_tensor(storage, type, {kPages, kPageSize, heads, dim}, gap);
       if (layout == CacheLayout::hnd) return make_tensor(storage, type, {kPages, heads, kPageSize, dim}, gap);
       return is_k ? make_tensor(storage, type, {kPages, heads, dim / x, kPageSize, x}, gap)
@@ -46,6 +48,9 @@ struct AppendCase {
         for (std::int64_t h = 0; h < heads; ++h)
           for (std::int64_t d = 0; d < dim; ++d) set(*rows, {t, h, d}, normal(random) * (h == 1 ? 400.0f : 1.0f));
     }
+    if (is_four_bit(stored)) cache.k_block_scale = make_block_scales(stored, heads, dim_of(true), gap);
+    if (is_four_bit(v_type)) cache.v_block_scale = make_block_scales(v_type, heads, dim_of(false), !gap);
+    if (is_four_bit(stored) || is_four_bit(v_type)) plant_odd_blocks();
     if (scales == kOfTokens) {
       if (is_code(stored)) cache.k_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, gap);
       if (is_code(v_type)) cache.v_scale = make_tensor(storage, DType::f32, {kPages, kPageSize, heads}, !gap);
@@ -55,6 +60,27 @@ struct AppendCase {
     if (scales > 1) cache.v_scale = make_tensor(storage, DType::f32, {1});
     for (std::int64_t h = 0; scales > 0 && h < heads; ++h) set(cache.k_scale, {h}, 0.3 * static_cast<double>(h + 1));
     if (scales > 1) set(cache.v_scale, {0}, 0.7);
+  }
+
+  /// Bytes of two codes. With `gap`, rows begin at odd addresses.
+  Tensor make_codes(DType type, CacheLayout layout, std::int64_t heads, std::int64_t dim, bool gap) {
+    const std::int64_t bytes = dim / 2, with_gap = bytes + (gap ? 3 : 0);
+    Tensor t = layout == CacheLayout::hnd ? make_tensor(storage, type, {kPages, heads, kPageSize, with_gap})
+                                          : make_tensor(storage, type, {kPages, kPageSize, heads, with_gap});
+    t.shape[3] = bytes;
+    return t;
+  }
+
+  Tensor make_block_scales(DType type, std::int64_t heads, std::int64_t dim, bool gap) {
+    return make_tensor(storage, block_scale_type(type), {kPages, kPageSize, heads, dim / block_size(type)}, gap);
+  }
+
+  /// A block of zeros, and one with a NaN.
+  void plant_odd_blocks() {
+    for (const Tensor* rows : {&key, &value}) {
+      for (std::int64_t d = 0; d < 32; ++d) set(*rows, {4, 0, d}, 0.0);
+      set(*rows, {6, 1, 3}, NAN);
+    }
   }
 
   Tensor slot_mapping() const {
@@ -77,8 +103,9 @@ inline std::size_t bytes_of(const Tensor& t) {
 /// Whether two tensors of one shape and one set of strides hold the same bytes, gaps included.
 inline bool same_bytes(const Tensor& a, const Tensor& b) { return std::memcmp(a.data, b.data, bytes_of(a)) == 0; }
 inline bool same_bytes(const KVCache& a, const KVCache& b) {
-  const auto same_scales = [](const Tensor& x, const Tensor& y) { return x.rank != 3 || same_bytes(x, y); };
-  return same_bytes(a.k, b.k) && same_bytes(a.v, b.v) && same_scales(a.k_scale, b.k_scale) && same_scales(a.v_scale, b.v_scale);
+  const auto same_scales = [](const Tensor& x, const Tensor& y) { return x.rank < 3 || same_bytes(x, y); };
+  return same_bytes(a.k, b.k) && same_bytes(a.v, b.v) && same_scales(a.k_scale, b.k_scale) && same_scales(a.v_scale, b.v_scale) &&
+         same_scales(a.k_block_scale, b.k_block_scale) && same_scales(a.v_block_scale, b.v_block_scale);
 }
 
 /// Calls visit(stored, source, layout, gap, scales) for every combination that the contract allows, scale forms in turn.
@@ -93,6 +120,26 @@ void for_each_append(Visit&& visit) {
           if (stored == DType::f32 && source != DType::f32) continue;  // Q-M20: no query type could read it
           visit(stored, source, layout, gap, stored == DType::i8 ? 2 : turn++ % 3);
           if (is_code(stored)) visit(stored, source, layout, gap, AppendCase::kOfTokens);
+        }
+}
+
+/// Calls visit(name, make), where make() gives equal cases, for caches with 4 bits on a side or on both.
+template <class Visit>
+void for_each_four_bit_append(Visit&& visit) {
+  constexpr std::pair<DType, DType> kPairs[] = {{DType::nvfp4, DType::nvfp4},
+                                                {DType::mxfp4, DType::mxfp4},
+                                                {DType::fp8_e4m3fn, DType::nvfp4},
+                                                {DType::i8, DType::mxfp4},
+                                                {DType::nvfp4, DType::bf16}};
+  int turn = 0;
+  for (const auto& [k, v] : kPairs)
+    for (const DType source : {DType::f32, DType::f16, DType::bf16})
+      for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd})
+        for (const bool gap : {false, true}) {
+          const int scales = k == DType::i8 ? AppendCase::kOfTokens : turn++ % 3;
+          const std::string text = std::string(name(k)) + "/" + std::string(name(v)) + " " + std::string(name(layout)) +
+                                   " from " + std::string(name(source)) + (gap ? " with gaps" : "");
+          visit(text, [=, k = k, v = v] { return AppendCase(k, source, layout, gap, 3, 64, scales, 96, v); });
         }
 }
 

@@ -30,6 +30,8 @@ std::string append_on_device(const AppendCase& c, int wave, std::uint64_t seed, 
   a.v_scale = simt::per_head(c.cache.v_scale);
   a.k_token_scale = semantics::token_scales(c.cache.k_scale);
   a.v_token_scale = semantics::token_scales(c.cache.v_scale);
+  a.k_block_scale = semantics::k_block_scales(c.cache);
+  a.v_block_scale = semantics::v_block_scales(c.cache);
   a.slots = {c.slots.data(), DType::i64, 1};
   a.outcome = &outcome;
   const simt::Launch launch{.blocks = 2, .threads = gpu::kAppendThreads, .wave = wave, .seed = seed};
@@ -90,6 +92,23 @@ TEST(SimtAppend, KAndVOfUnlikeTypes) {
       EXPECT_EQ(append_on_device(device, turn % 2 == 0 ? 32 : 64, turn, outcome), "");
       EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
     }
+}
+
+TEST(SimtAppend, FourBits) {
+  std::uint64_t turn = 0;
+  for_each_four_bit_append([&](const std::string& what, const auto& make) {
+    SCOPED_TRACE(what);
+    const AppendCase cpu = make(), device = make();
+    const Status status = append_on_cpu(cpu);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_FALSE(same_bytes(cpu.cache.k, device.cache.k)) << "nothing was appended";
+    gpu::Outcome outcome;
+    ++turn;
+    EXPECT_EQ(append_on_device(device, turn % 2 == 0 ? 32 : 64, turn, outcome), "");
+    EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
+    EXPECT_FALSE(gpu::append_words_args(gpu::append_args(device.cache, device.key, device.value, device.slot_mapping())))
+        << "words know no scales of blocks";
+  });
 }
 
 /// Rows of fp8_ds_mla: codes, scales and bf16 of the CPU's, bit for bit.

@@ -45,6 +45,16 @@ TEST(SimtUnlikeTypes, EveryTypeAndShape) {
   }
 }
 
+TEST(SimtFourBits, EveryTypeAndShape) {
+  std::uint64_t turn = 0;
+  for (const verify_detail::Entry& entry : verify_detail::four_bit_matrix({}, /*quick=*/false)) {
+    if (++turn % 2 == 0) continue;
+    const simt::Device device{.wave = turn % 4 == 1 ? 32 : 64, .target_items = turn % 8 < 4 ? 0 : 8};
+    const std::vector<std::string> findings = judge(entry.line, on_device(device));
+    EXPECT_TRUE(findings.empty()) << "wave " << device.wave << "\n" << report(entry.line, findings);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, Simt, testing::ValuesIn(hazards()), [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -20,7 +20,7 @@ constexpr const char* kShapes[] = {"heads=4:2 d=16 page=8 window=20 reqs=3@20/21
                                    "heads=3:1 d=24 page=5 reqs=2@70/71,9@3/12,1@200"};
 
 bool found_on_device(const Case& c, int blocks = 3) {
-  gpu::AttendArgs a = simt::attend_args(c);
+  gpu::GenericArgs a = simt::attend_args(c);
   gpu::Outcome outcome;
   a.outcome = &outcome;
   EXPECT_EQ(simt::run({.blocks = blocks, .threads = gpu::kContentThreads}, [&] { gpu::check_contents(a); }), "");
@@ -108,6 +108,50 @@ TEST(SimtContents, ScalesOfTokens) {
     }
   EXPECT_GT(found, 20);
   EXPECT_GT(missed, 20);
+}
+
+// Scales of blocks: those of unread slots are NaN in a made case, and a bad one is found exactly where some row sees its token.
+TEST(SimtContents, ScalesOfBlocks) {
+  std::mt19937_64 random(13);
+  int found = 0, missed = 0;
+  constexpr const char* kBlockShapes[] = {"heads=4:2 d=32 page=8 window=20 reqs=3@20/21,5@9,0@4,1@37,30@0/0",
+                                          "heads=3:1 d=96 page=5 reqs=2@70/71,9@3/12,1@200"};
+  for (const char* types : {"q=f32 kv=nvfp4 kscale=head", "q=bf16 kv=mxfp4 layout=hnd", "q=f16 kv=fp8_e4m3fn/nvfp4 vscale=head",
+                            "q=bf16 kv=mxfp4/bf16"})
+    for (const char* shape : kBlockShapes) {
+      EXPECT_FALSE(found_on_device(made(types, shape, 1))) << types << " " << shape;
+      for (int i = 0; i < 40; ++i) {
+        const Case c = made(types, shape, 1);
+        const bool of_k = c.cache.k_block_scale.present() && (!c.cache.v_block_scale.present() || i % 2 == 0);
+        const Tensor& t = of_k ? c.cache.k_block_scale : c.cache.v_block_scale;
+        // NaN, and of e4m3fn a negative number and -0.
+        const std::uint8_t bad_e4m3fn[] = {0x7F, 0xFF, 0x80, 0xB8};
+        static_cast<std::uint8_t*>(t.data)[random() % static_cast<std::uint64_t>(t.num_elements())] =
+            t.dtype == DType::fp8_e4m3fn ? bad_e4m3fn[i / 2 % 4] : 0xFF;
+        const bool expected = found_on_host(c);
+        EXPECT_EQ(found_on_device(c), expected) << types << " " << i;
+        ++(expected ? found : missed);
+      }
+    }
+  EXPECT_GT(found, 50);
+  EXPECT_GT(missed, 50);
+}
+
+// A scale of a side that makes an infinity of the largest code: of mxfp4 with its largest scale, without any.
+TEST(SimtContents, ABlockScaleThatOverflowsIsFound) {
+  for (const float factor : {1.0f, 1e30f, 3e38f}) {
+    const Case c = made("q=f32 kv=nvfp4 kscale=head", "heads=4:2 d=32 page=8 reqs=1@20", 1);
+    static_cast<float*>(c.cache.k_scale.data)[1] = factor;
+    EXPECT_EQ(found_on_host(c), factor > 1e38f);
+    EXPECT_EQ(found_on_device(c), factor > 1e38f) << factor;
+  }
+  const Case c = made("q=f32 kv=mxfp4", "heads=4:2 d=32 page=8 reqs=1@20", 1);
+  auto* const scales = static_cast<std::uint8_t*>(c.cache.k_block_scale.data);
+  const std::int64_t of_page = 8 * 2;  // all of the first page in the table
+  const auto page = static_cast<const std::int32_t*>(c.batch.block_table.data)[0];
+  std::memset(scales + page * of_page, 254, static_cast<std::size_t>(of_page));
+  EXPECT_TRUE(found_on_host(c));
+  EXPECT_TRUE(found_on_device(c));
 }
 
 // Rows of 656 bytes: a bad byte of a scale, a code or a RoPE dim is found exactly where the host finds it.

@@ -36,9 +36,9 @@ void set_shapes(gpu::AttendArgs& a, const Case& c) {
 
 }  // namespace
 
-gpu::AttendArgs attend_args(const Case& c) {
+gpu::GenericArgs attend_args(const Case& c) {
   const Batch& b = c.batch;
-  gpu::AttendArgs a;
+  gpu::GenericArgs a;
   a.num_reqs = static_cast<std::int32_t>(b.seq_lens.shape[0]);
   a.num_tokens = static_cast<std::int32_t>(b.query.shape[0]);
   a.num_q_heads = static_cast<std::int32_t>(b.query.shape[1]);
@@ -86,6 +86,10 @@ gpu::AttendArgs attend_args(const Case& c) {
   a.window_right = c.options.window_right.value_or(-1);
   a.v_head_dim = static_cast<std::int32_t>(v_head_dim(c.cache));
   set_shapes(a, c);
+  a.k_blocks = {semantics::k_strides(c.cache), semantics::k_block_scales(c.cache)};
+  a.v_blocks = {semantics::v_strides(c.cache), semantics::v_block_scales(c.cache)};
+  gpu::number_pages(a.cache_k, a.k_blocks);
+  gpu::number_pages(a.cache_v, a.v_blocks);
   return a;
 }
 
@@ -133,7 +137,7 @@ std::string fill_rows(const Device& device, const gpu::AttendArgs& a) {
   return e.empty() ? e : "fill_rows: " + e;
 }
 
-std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory) {
+std::string attend(const Device& device, gpu::GenericArgs a, gpu::Outcome& outcome, WorkMemory& memory) {
   outcome = {};
   a.outcome = &outcome;
   a.work = memory.work;
@@ -146,7 +150,7 @@ std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcom
   return fill_rows(device, a);
 }
 
-Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows,
+Status run_lists(const Device& device, gpu::GenericArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows,
                  const std::function<std::string(const gpu::AttendArgs&)>& kernel) {
   gpu::Outcome outcome;
   a.outcome = &outcome;
@@ -166,7 +170,7 @@ Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory
 }
 
 Status attend(const Device& device, const Case& c, std::int64_t& rows) {
-  const gpu::AttendArgs a = attend_args(c);
+  const gpu::GenericArgs a = attend_args(c);
   WorkMemory memory(a, device.max_slices, device.split_keys, device.target_items);
   gpu::Outcome outcome;
   if (const std::string e = attend(device, a, outcome, memory); !e.empty()) return {Code::internal_error, e};

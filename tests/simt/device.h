@@ -10,6 +10,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/generic_args.h"
 #include "backend/gpu/generic_sizes.h"
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
@@ -34,7 +35,7 @@ inline gpu::LseRows lse_of(const Tensor& t) {
   return t.present() ? gpu::LseRows{static_cast<float*>(t.data), t.stride[0], t.stride[1]} : gpu::LseRows{};
 }
 
-gpu::AttendArgs attend_args(const Case& c);
+gpu::GenericArgs attend_args(const Case& c);
 
 /// The shape of a work list's tiles, and which requests it takes.
 struct ListShape {
@@ -65,7 +66,7 @@ struct Device {
   Fault fault;                                   ///< fault planted in every launch
   int counters_ahead = 0;                        ///< a fault: so many parts of every split tile count as done before they are
   std::set<std::string>* barriers = nullptr;     ///< barriers of all launches
-  std::function<void(gpu::AttendArgs&)> tamper;  ///< a fault: what the attend kernel is told wrongly
+  std::function<void(gpu::GenericArgs&)> tamper;  ///< a fault: what the attend kernel is told wrongly
   Launch launch(int num_blocks, int threads, int shared_bytes) const {
     return Launch{num_blocks, threads, wave, shared_bytes, seed, fault, barriers};
   }
@@ -78,10 +79,10 @@ std::string fill_list(const Device& device, const gpu::AttendArgs& a, WorkMemory
 std::string fill_rows(const Device& device, const gpu::AttendArgs& a);
 
 /// The sequence of launches of one attend call; empty, or what the stand-in has against it.
-std::string attend(const Device& device, gpu::AttendArgs a, gpu::Outcome& outcome, WorkMemory& memory);
+std::string attend(const Device& device, gpu::GenericArgs a, gpu::Outcome& outcome, WorkMemory& memory);
 
 /// A call of several lists: kernel(args of the list) after all of them are filled.
-Status run_lists(const Device& device, gpu::AttendArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows,
+Status run_lists(const Device& device, gpu::GenericArgs a, std::vector<WorkMemory>& lists, std::int64_t& rows,
                  const std::function<std::string(const gpu::AttendArgs&)>& kernel);
 
 /// attend_generic for a made case: rows written, or why not.

@@ -27,7 +27,7 @@ inline std::vector<ListShape> matrix_lists(const Device& device) {
 inline Status attend_matrix(const MatrixGpu& on, const Device& device, const Case& c, std::int64_t& rows) {
   Device d = device;
   d.wave = on.wave;
-  const gpu::AttendArgs args = attend_args(c);
+  const gpu::GenericArgs args = attend_args(c);
   std::vector<WorkMemory> memory;
   for (const ListShape& shape : matrix_lists(d)) memory.emplace_back(args, d.max_slices, d.split_keys, d.target_items, shape);
   return run_lists(d, args, memory, rows, [&](const gpu::AttendArgs& a) {

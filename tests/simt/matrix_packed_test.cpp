@@ -41,7 +41,7 @@ TEST_P(SimtMatrixPacked, Reads) {
 
 /// Findings of a line whose call has been tampered with.
 std::vector<std::string> findings_of(const simt::MatrixGpu& gpu, const char* text,
-                                     const std::function<void(gpu::AttendArgs&)>& tamper) {
+                                     const std::function<void(gpu::GenericArgs&)>& tamper) {
   simt::Device device{.target_items = 8};
   device.tamper = tamper;
   return judge(parse_problem_line(text).value(), on_matrix_device(gpu, device));

@@ -50,7 +50,7 @@ Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks
   const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value(), settings);
   if (!planned.ok()) return planned.status();
   FakeWorkspace workspace(planned.value());
-  const gpu::AttendArgs args = gpu::attend_args(planned.value(), c.batch, c.cache, c.options, workspace.data(), 0);
+  const gpu::GenericArgs args = gpu::attend_args(planned.value(), c.batch, c.cache, c.options, workspace.data(), 0);
   const auto launch = [&](int count, int shared_bytes) { return simt::Launch{count, 256, 32, shared_bytes, 7, {}, nullptr}; };
   std::string error = simt::run(launch(2, 0), [&] { gpu::validate(args, gpu::block_index(), gpu::num_blocks()); });
   if (error.empty()) error = simt::run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(args, gpu::SharedArea()); });
@@ -86,7 +86,7 @@ TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
   shorter.reqs = {{1, 99, 100}};
   const Plan plan = quire::plan(shorter, find_device("sm90").value(), {.batch_invariant = true}).value();
   FakeWorkspace workspace(plan);
-  const gpu::AttendArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
+  const gpu::GenericArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
   ASSERT_EQ(simt::run({1, 256, 32, 0, 0, {}, nullptr}, [&] { gpu::validate(args, gpu::block_index(), gpu::num_blocks()); }), "");
   EXPECT_NE(args.outcome->broken, 0);
   args.outcome->broken = 0;  // the schedule finds it, too: its capacities have no room
@@ -100,7 +100,7 @@ TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
 /// Whether validate() refuses lengths that the plan has room for.
 bool breaks_bounds(const Case& c, const Plan& plan) {
   FakeWorkspace workspace(plan);
-  const gpu::AttendArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
+  const gpu::GenericArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
   EXPECT_EQ(simt::run({1, 256, 32, 0, 0, {}, nullptr}, [&] { gpu::validate(args, gpu::block_index(), gpu::num_blocks()); }), "");
   return args.outcome->broken != 0;
 }

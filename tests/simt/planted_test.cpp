@@ -121,6 +121,30 @@ TEST(SimtPlanted, EveryFieldOfShapesIsNeeded) {
   }
 }
 
+/// Changes each field of a cache with block scales in the attend kernel's arguments.
+TEST(SimtPlanted, EveryFieldOfBlocksIsNeeded) {
+  constexpr const char* kBlocks[] = {
+      "q=f32 kv=nvfp4/mxfp4 heads=4:2 d=64 page=8 kscale=head vscale=head lse=1 reqs=9@70,20@5,3@40"};
+  EXPECT_FALSE(found(kDevice, kBlocks)) << testing::PrintToString(findings_of(kDevice, kBlocks));
+  const std::pair<const char*, std::function<void(gpu::GenericArgs&)>> faults[] = {
+      {"block_scales_dropped", [](gpu::GenericArgs& a) { a.k_blocks.scales.data = nullptr; }},
+      {"block_scales_of_keys", [](gpu::GenericArgs& a) { a.v_blocks.scales = a.k_blocks.scales; }},
+      {"block_scale_of_first_block", [](gpu::GenericArgs& a) { a.k_blocks.scales.block = 0; }},
+      {"block_scale_type_confused", [](gpu::GenericArgs& a) { a.k_blocks.scales.cached = DType::mxfp4; }},
+      {"block_of_other_size", [](gpu::GenericArgs& a) { a.v_blocks.scales.block *= 2; }},
+      {"block_scales_of_first_head", [](gpu::GenericArgs& a) { a.k_blocks.scales.head = 0; }},
+      {"block_scales_of_first_token", [](gpu::GenericArgs& a) { a.k_blocks.scales.token = 0; }},
+      {"block_scales_of_first_page", [](gpu::GenericArgs& a) { a.v_blocks.scales.page = 0; }},
+      {"codes_of_first_page", [](gpu::GenericArgs& a) { a.k_blocks.strides.page = 0; }},
+      {"codes_of_first_token", [](gpu::GenericArgs& a) { a.v_blocks.strides.token = 0; }},
+      {"codes_of_first_head", [](gpu::GenericArgs& a) { a.v_blocks.strides.head = 0; }}};
+  for (const auto& [name, tamper] : faults) {
+    simt::Device device = kDevice;
+    device.tamper = tamper;
+    EXPECT_TRUE(found(device, kBlocks)) << name;
+  }
+}
+
 TEST(SimtPlanted, PartialsNeedTheirFence) {
   simt::Device device = kDevice;
   device.fault.no_fences = true;

@@ -104,7 +104,7 @@ TEST(SimtFillRows, NanIfRefused) {
           for (std::int64_t d = 0; d < 24; ++d)
             semantics::store(output.view.data, output.view.dtype,
                              i / 4 * output.view.stride[0] + i % 4 * output.view.stride[1] + d * output.view.stride[2], 5.0f);
-        gpu::AttendArgs a = simt::attend_args(c);
+        gpu::GenericArgs a = simt::attend_args(c);
         a.nan_if_refused = asked;
         simt::WorkMemory memory(a, 100, 0, 8);
         gpu::Outcome outcome;
@@ -123,7 +123,7 @@ TEST(SimtFillRows, ASoundCallKeepsItsRowsWhateverIsAskedOfARefusedOne) {
   for (const char* pad : {"", "pad=3", "pad=3:zero"}) {
     const ProblemLine line = padded("q=f32", pad);
     const std::vector<std::string> findings = judge(line, [](const Case& c, int, std::int64_t& rows) -> Status {
-      gpu::AttendArgs a = simt::attend_args(c);
+      gpu::GenericArgs a = simt::attend_args(c);
       a.nan_if_refused = true;
       simt::WorkMemory memory(a, 100, 0, 8);
       gpu::Outcome outcome;

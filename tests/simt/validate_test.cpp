@@ -14,7 +14,7 @@ namespace {
 Case made(const std::string& line = kLineToBreak) { return without_slots(line); }
 
 bool broken_on_device(const Case& c) {
-  gpu::AttendArgs a = simt::attend_args(c);
+  gpu::GenericArgs a = simt::attend_args(c);
   gpu::Outcome outcome;
   a.outcome = &outcome;
   const std::string error = simt::run({.blocks = 3, .threads = gpu::kValidateThreads},
@@ -54,7 +54,7 @@ TEST(SimtValidate, EachRuleBreaksTheCallAndNothingIsWritten) {
     EXPECT_TRUE(broken_on_device(c)) << mutation.rule;
     const auto before = std::vector<std::uint8_t>(static_cast<const std::uint8_t*>(c.batch.output.data),
                                                   static_cast<const std::uint8_t*>(c.batch.output.data) + 9 * 4 * 8 * 4);
-    const gpu::AttendArgs a = simt::attend_args(c);
+    const gpu::GenericArgs a = simt::attend_args(c);
     simt::WorkMemory memory(a, 100, 0, 8);
     gpu::Outcome outcome;
     EXPECT_EQ(simt::attend({}, a, outcome, memory), "") << mutation.rule;

@@ -9,12 +9,12 @@ namespace quire::cuda {
 namespace {
 
 __global__ void __launch_bounds__(gpu::kGenericThreads, gpu::kGenericBlocksPerUnit)
-    generic_kernel(const __grid_constant__ gpu::AttendArgs args) {
+    generic_kernel(const __grid_constant__ gpu::GenericArgs args) {
   QUIRE_SHARED(memory, gpu::kGenericSharedBytes);
   gpu::attend_generic(args, gpu::SharedArea(memory));
 }
 
-cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
+cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
   generic_kernel<<<static_cast<unsigned>(list.num_blocks), gpu::kGenericThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }

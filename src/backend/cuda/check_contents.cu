@@ -13,16 +13,16 @@ namespace {
 /// Outcome in memory of each device: a static variable, because the library allocates nothing there.
 __device__ gpu::Outcome answer;
 
-__global__ void __launch_bounds__(gpu::kContentThreads) check_contents_kernel(const __grid_constant__ gpu::AttendArgs args) {
+__global__ void __launch_bounds__(gpu::kContentThreads) check_contents_kernel(const __grid_constant__ gpu::GenericArgs args) {
   gpu::check_contents(args);
 }
 
 }  // namespace
 
-cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found) {
+cudaError_t find_bad_contents(const gpu::GenericArgs& args, bool& found) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> locked(one_at_a_time);
-  gpu::AttendArgs asked = args;
+  gpu::GenericArgs asked = args;
   void* address = nullptr;
   if (const cudaError_t e = cudaGetSymbolAddress(&address, answer); e != cudaSuccess) return e;
   asked.outcome = static_cast<gpu::Outcome*>(address);

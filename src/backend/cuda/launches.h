@@ -12,6 +12,7 @@
 #include "backend/cuda/turn.h"
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
+#include "backend/gpu/generic_args.h"
 #include "plan/kernel.h"
 #include "plan/work.h"
 
@@ -33,13 +34,13 @@ struct KernelEntry;
 struct Served {
   const KernelEntry* kernel;
   DeviceList list;  ///< the plan's, or what stands in for it
-  gpu::AttendArgs args;
+  gpu::GenericArgs args;
 };
 
 struct KernelEntry {
   const plan_detail::KernelRow* row;
   /// args.work is `list`. A turn other than `alone` goes to kernels with an `order` alone.
-  cudaError_t (*attend)(const gpu::AttendArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream);
+  cudaError_t (*attend)(const gpu::GenericArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream);
   /// Whether the kernel can read the tensors of a call, as far as the problem did not say; where it cannot, GpuTraits::instead
   /// serves the list. Null: it always can.
   bool (*reads)(const gpu::AttendArgs& args, const DeviceList& list) = nullptr;
@@ -62,7 +63,7 @@ cudaError_t launch_prepare(const gpu::AttendArgs& args, std::span<const gpu::Wor
 cudaError_t launch_fill_rows(const gpu::AttendArgs& args, cudaStream_t stream);
 
 /// check_contents.cu: waits for the device, unlike the others. args.outcome is not used.
-cudaError_t find_bad_contents(const gpu::AttendArgs& args, bool& found);
+cudaError_t find_bad_contents(const gpu::GenericArgs& args, bool& found);
 
 /// move.cu
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream);

@@ -44,7 +44,7 @@ std::span<const Step> steps_of(std::size_t lists, Order order) {
 }
 
 /// Kernel, list and arguments that serve a list of the plan, given the tensors of a call.
-Served serve(const DeviceList& list, const Plan& plan, const gpu::AttendArgs& args) {
+Served serve(const DeviceList& list, const Plan& plan, const gpu::GenericArgs& args) {
   Served served{find_entry(list.kernel), list, args};
   if (served.kernel->reads == nullptr || served.kernel->reads(args, list)) return served;
   while (served.kernel->reads != nullptr && !served.kernel->reads(args, served.list)) {
@@ -66,7 +66,7 @@ struct Launches {
   Order order = Order::in_turn;
 
   explicit Launches(const gpu::EnqueuedCall& call) : Launches(call.plan, call.args) {}
-  Launches(const Plan& plan, std::span<const gpu::AttendArgs> args) : num_lists(args.size()) {
+  Launches(const Plan& plan, std::span<const gpu::GenericArgs> args) : num_lists(args.size()) {
     for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.work().lists[i], plan, args[i]);
     if (num_lists == 2 && lists[0].kernel == lists[1].kernel && lists[0].kernel->order != nullptr)
       order = lists[0].kernel->order(lists[0], lists[1]);
@@ -169,7 +169,7 @@ Status put(void* to, const void* from, std::size_t bytes, void* stream) {
   return copy(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
 
-Result<bool> find_bad(const gpu::AttendArgs& args) {
+Result<bool> find_bad(const gpu::GenericArgs& args) {
   bool found = false;
   if (Status s = status_of(find_bad_contents(args, found), "check: asking the device about contents"); !s.ok()) return s;
   return found;

@@ -8,6 +8,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/launch_sizes.h"
+#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
 #include "semantics/latent_row.h"
 #include "semantics/token_scale.h"
@@ -111,8 +112,15 @@ struct AppendRows {
   const RowTarget& to;
   const PerHead& scale;
   const semantics::TokenScales& token_scale;  ///< instead of `scale`; written
+  const semantics::BlockScales& block_scale;  ///< of 4-bit codes; written
   std::int32_t dims;                          ///< of a row
 };
+
+QUIRE_DEVICE void divide_dims(AppendDims& dims, float divisor) {
+  if (divisor == 1.0f) return;
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i) dims.value[i] /= divisor;
+}
 
 /// The scale of a whole row. Each thread of the row finds it for itself: no thread waits for another.
 QUIRE_DEVICE float scale_of_row(const AppendRows& rows, std::int32_t token, std::int32_t head) {
@@ -161,6 +169,38 @@ QUIRE_DEVICE void append_latent_dims(AppendDims& dims, const AppendArgs& a, bool
   for (int i = 0; i < kAppendDims; ++i) latent::store_latent(row, dims.first + i, dims.value[i], scale);
 }
 
+/// The code of the scale of the block that dims `first` lie in. Each thread of the block finds it for itself.
+QUIRE_DEVICE std::uint8_t scale_of_codes(const AppendRows& rows, const AppendDims& dims, float divisor) {
+  const std::int32_t size = semantics::elements_of_block(rows.to.dtype), first = dims.first / size * size;
+  semantics::BlockScale scale;
+  QUIRE_NO_UNROLL
+  for (std::int32_t d = first; d < first + size; d += kAppendDims) {
+    AppendDims some{dims.token, dims.head, d, kAppendDims, {}};
+    load_dims(some, rows.from);
+    divide_dims(some, divisor);
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i) scale.add(some.value[i]);
+  }
+  return scale.code(rows.to.dtype);
+}
+
+/// Stores codes of 4 bits, two in a byte. `at`: the code of the cache where the row has its dim 0.
+QUIRE_DEVICE void store_codes(const AppendDims& dims, const RowTarget& to, std::int64_t at, float scale) {
+  static_assert(kAppendDims % 2 == 0);
+  AppendWord<kAppendDims / 2> word;
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; i += 2)
+    word.bytes[i / 2] = static_cast<std::uint8_t>(semantics::encode_in_block(dims.value[i], scale) |
+                                                  semantics::encode_in_block(dims.value[i + 1], scale) << 4);
+  auto* const start = static_cast<std::uint8_t*>(to.data) + (at + dims.first) / 2;
+  if (fits_word<kAppendDims / 2>(start)) {
+    *reinterpret_cast<AppendWord<kAppendDims / 2>*>(start) = word;
+    return;
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims / 2; ++i) start[i] = word.bytes[i];
+}
+
 /// The row is on its way before its slot is known: each is a round trip to memory.
 QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const AppendRows& rows) {
   load_dims(dims, rows.from);
@@ -168,16 +208,18 @@ QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const Appen
   const float divisor = of_token ? scale_of_row(rows, dims.token, dims.head) : rows.scale.at(dims.head, 1.0f);
   const std::int64_t slot = a.slots[dims.token], num_slots = a.num_pages * a.page_size;
   if (slot < 0 || slot >= num_slots) return;
-  if (divisor != 1.0f) {
-    QUIRE_UNROLL
-    for (int i = 0; i < kAppendDims; ++i) dims.value[i] /= divisor;
-  }
+  divide_dims(dims, divisor);
   const bool narrow = num_slots <= 0x7FFFFFFF;  // a division of 64 bits takes long
   const std::int64_t page =
       narrow ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(a.page_size) : slot / a.page_size;
   const std::int64_t offset = slot - page * a.page_size;
   if (of_token && dims.first == 0) rows.token_scale.at(page, offset, dims.head) = divisor;
-  store_dims(dims, rows.to, rows.to.strides.row(page, dims.head, offset));
+  const std::int64_t at = rows.to.strides.row(page, dims.head, offset);
+  if (!rows.block_scale.present()) return store_dims(dims, rows.to, at);
+  const std::uint8_t code = scale_of_codes(rows, dims, divisor);
+  const std::int32_t size = semantics::elements_of_block(rows.to.dtype);
+  if (dims.first % size == 0) rows.block_scale.code_at(page, offset, dims.head, dims.first / size) = code;
+  store_codes(dims, rows.to, at, semantics::block_scale_decode(rows.to.dtype, code));
 }
 
 /// Appends rows. Any number of blocks of kAppendThreads threads, after validate_slots() if there is an outcome: writes nothing if
@@ -199,9 +241,9 @@ QUIRE_DEVICE void append(const AppendArgs& a) {
       if (a.cache_k.dtype == DType::fp8_ds_mla)
         append_latent_dims(dims, a, is_key);
       else if (is_key)
-        append_dims(dims, a, {a.key, a.cache_k, a.k_scale, a.k_token_scale, a.head_dim});
+        append_dims(dims, a, {a.key, a.cache_k, a.k_scale, a.k_token_scale, a.k_block_scale, a.head_dim});
       else
-        append_dims(dims, a, {a.value, a.cache_v, a.v_scale, a.v_token_scale, a.v_head_dim});
+        append_dims(dims, a, {a.value, a.cache_v, a.v_scale, a.v_token_scale, a.v_block_scale, a.v_head_dim});
     }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "quire/tensor.hpp"
+#include "semantics/block_scale.h"
 #include "semantics/layout.h"
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
@@ -227,6 +228,7 @@ struct AppendArgs {
   Outcome* outcome = nullptr;   ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
   std::int32_t v_head_dim = 1;  ///< of value and cache_v
   semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; written
+  semantics::BlockScales k_block_scale, v_block_scale;  ///< of 4-bit codes; written
 };
 
 /// f32 log-sum-exps [num_tokens, num_heads].

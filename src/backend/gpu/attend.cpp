@@ -63,9 +63,9 @@ class Resolved {
       args_[i].ticket = teller.ticket;
       args_[i].prepared = part == Part::layer;
     }
-    const std::span<AttendArgs> lists(args_.data(), count);
+    const std::span<GenericArgs> lists(args_.data(), count);
     const unsigned long long permit = permit_of(lists);
-    for (AttendArgs& list : lists) list.permit = permit;
+    for (GenericArgs& list : lists) list.permit = permit;
     const auto words = static_cast<std::int32_t>(plan_detail::device_workspace(plan_).reset_bytes / 4);
     reset_ = {reinterpret_cast<CallState*>(call.workspace.data()), words, part == Part::call ? 1 : 0, permit};
   }
@@ -73,7 +73,7 @@ class Resolved {
 
  private:
   const Plan& plan_;
-  std::array<AttendArgs, plan_detail::kMaxLists> args_;
+  std::array<GenericArgs, plan_detail::kMaxLists> args_;
   ResetArgs reset_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/draw.h"
+#include "backend/gpu/generic_args.h"
 #include "backend/gpu/generic_block.h"
 #include "backend/gpu/generic_products.h"
 #include "backend/gpu/generic_softmax.h"
@@ -22,7 +23,7 @@ namespace quire::gpu {
 QUIRE_DEVICE int dims_from(int all, int first_dim) { return all - first_dim < kDimBlock ? all - first_dim : kDimBlock; }
 
 /// Raw dot products of the tile into block.scores. The query stays in shared memory from tile to tile if it is one block of dims.
-QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
+QUIRE_DEVICE void score_tile(const GenericArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
                              bool first_tile) {
   DotProducts dots;
   const float k_scale = a.k_scale.at(item.kv_head, 1.0f) * a.q_scale.at(item.kv_head, 1.0f);
@@ -33,7 +34,7 @@ QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const
     if (first_tile || a.head_dim > kDimBlock)
       stage_rows</*kRowTypes=*/true>(
           {a.query, block.query_at, 0, item.num_rows, first_dim, dims, a.head_dim, 1.0f, block.query, kDimPitch});
-    stage_tile({a.cache_k, a.key, a.head_dim, block.key_at, k_scale}, keys, block, first_dim, dims);
+    stage_tile(a, item, {a.cache_k, a.key, a.head_dim, block.key_at, k_scale, a.k_blocks}, keys, block, first_dim, dims);
     block_barrier();  // query and keys are there
     dots.add(block, item, keys, dims);
   }
@@ -41,7 +42,7 @@ QUIRE_DEVICE void score_tile(const AttendArgs& a, const GenericItem& item, const
 }
 
 /// Folds the tile's values into `acc`: dims [first_dim, first_dim + kOutDims).
-QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
+QUIRE_DEVICE void weigh_tile(const GenericArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block,
                              Accumulator& acc, int first_dim) {
   static_assert(Accumulator::kBlocks == 2);
   const float v_scale = a.v_scale.at(item.kv_head, 1.0f);
@@ -50,7 +51,8 @@ QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const
     const int from = first_dim + b * kDimBlock;
     if (from >= a.v_head_dim) return;
     if (b > 0) block_barrier();  // the block of dims before is used up
-    stage_tile({a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale}, keys, block, from, dims_from(a.v_head_dim, from));
+    stage_tile(a, item, {a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale, a.v_blocks}, keys, block, from,
+               dims_from(a.v_head_dim, from));
     block_barrier();  // weights and values are there
     if (b == 0) {
       add_values(block, acc.sum[0], keys.of_tree);
@@ -61,7 +63,7 @@ QUIRE_DEVICE void weigh_tile(const AttendArgs& a, const GenericItem& item, const
 }
 
 /// Attends to all keys of the item for output dims [first_dim, first_dim + kOutDims); leaves every row's state in block.rows.
-QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, const GenericBlock& block, Accumulator& acc,
+QUIRE_DEVICE void attend_keys(const GenericArgs& a, const GenericItem& item, const GenericBlock& block, Accumulator& acc,
                               int first_dim) {
   acc.clear();
   SoftmaxState state;
@@ -86,7 +88,7 @@ QUIRE_DEVICE void attend_keys(const AttendArgs& a, const GenericItem& item, cons
   block_barrier();  // the states are there
 }
 
-QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, const GenericBlock& block) {
+QUIRE_DEVICE void attend_item(const GenericArgs& a, const GenericItem& item, const GenericBlock& block) {
   Accumulator acc;
   SoftmaxState states[Accumulator::kRows];
   const bool whole = item.slice.num_parts == 1;
@@ -117,7 +119,7 @@ QUIRE_DEVICE void attend_item(const AttendArgs& a, const GenericItem& item, cons
 }
 
 /// Persistent: any number of blocks of kGenericThreads threads draw items from the work list until it is empty.
-QUIRE_DEVICE void attend_generic(const AttendArgs& a, SharedArea shared) {
+QUIRE_DEVICE void attend_generic(const GenericArgs& a, SharedArea shared) {
   const GenericBlock block(shared);
   confirm_if_first(a);
   if (is_refused(a)) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: check() at depth contents, on the device. Looks for elements that attention would read and that are not finite once
-// their scale is applied (Q-C01 to Q-C05, Q-C07): query rows of requests, new rows that the cache does not hold, and cached
-// tokens that some row sees. Sets outcome->broken; the host finds the element.
+// their scale is applied (Q-C01 to Q-C05, Q-C07, Q-C08): query rows of requests, new rows that the cache does not hold, and
+// cached tokens that some row sees. Sets outcome->broken; the host finds the element.
 //
 // The batch breaks no rule of lengths, tables and scales: check() has made sure. Other memory is not read: poison is never found.
 #pragma once
@@ -10,6 +10,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/decode.h"
+#include "backend/gpu/generic_args.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/stage_rows.h"
 #include "semantics/latent_row.h"
@@ -22,6 +23,7 @@ struct ContentBox {
   RowSource source;
   PerHead scale;
   semantics::TokenScales token_scale;  ///< instead of `scale`
+  semantics::BlockScales block_scale;  ///< of 4-bit codes
   std::int32_t heads = 0;
   std::int32_t rows = 0;
   std::int64_t page = 0;
@@ -140,7 +142,27 @@ QUIRE_DEVICE bool has_bad_latent_row(const ContentBox& box) {
   return bad;
 }
 
+/// Rows of 4-bit codes, of which none is NaN: a block scale that is negative or NaN, or that overflows with the largest code. The
+/// host, which looks at the codes that there are, may find nothing then.
+QUIRE_DEVICE bool has_bad_block_scale(const ContentBox& box) {
+  const semantics::BlockScales& scales = box.block_scale;
+  const std::int32_t blocks = box.dims / semantics::elements_of_block(scales.cached);
+  bool bad = false;
+  QUIRE_NO_UNROLL
+  for (std::int32_t head = 0; head < box.heads; ++head) {
+    const float factor = box.scale.at(head, 1.0f);
+    QUIRE_NO_UNROLL
+    for (std::int32_t i = thread_index(); i < box.rows * blocks; i += kContentThreads) {
+      const std::uint8_t code = scales.code_at(box.page, box.first + i / blocks, head, i % blocks);
+      bad |= scales.cached == DType::nvfp4 ? code >= 0x7F : code == 0xFF;
+      bad |= !is_finite(6.0f * decode_block_scale(scales.cached, code) * factor);
+    }
+  }
+  return bad;
+}
+
 QUIRE_DEVICE bool has_bad_row(const ContentBox& box) {
+  if (box.block_scale.present()) return has_bad_block_scale(box);
   if (box.source.dtype == DType::fp8_ds_mla) return has_bad_latent_row(box);
   bool bad = box.token_scale.present() && has_bad_scale(box);
   // Limit the rows of one pass, so that 32 bits hold the number of their elements.
@@ -184,15 +206,15 @@ QUIRE_DEVICE RowSource either(bool first, const RowSource& a, const RowSource& b
 /// read, as of padding.
 QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, int i) {
   if (a.may_be_padded && token >= a.query_start_loc[a.num_reqs]) return {};
-  if (i == 0) return {a.query, {}, {}, a.num_q_heads, 1, 0, token, a.head_dim};
+  if (i == 0) return {a.query, {}, {}, {}, a.num_q_heads, 1, 0, token, a.head_dim};
   if (i > 2 || a.key.data == nullptr) return {};
   const Lengths n = lengths_of(a, request_of(a, token));
   if (n.cached_len == n.seq_len() || n.context_len + (token - n.first_token) < n.cached_len) return {};
-  return {either(i == 1, a.key, a.value), {}, {}, a.num_kv_heads, 1, 0, token, i == 1 ? a.head_dim : a.v_head_dim};
+  return {either(i == 1, a.key, a.value), {}, {}, {}, a.num_kv_heads, 1, 0, token, i == 1 ? a.head_dim : a.v_head_dim};
 }
 
 /// Cached tokens of one page of a request that some row sees.
-QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
+QUIRE_DEVICE ContentBox box_of_page(const GenericArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
   const Sight sight = sight_of(a, req, n);
@@ -204,13 +226,20 @@ QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::
   if (gap.begin < gap.end && low >= gap.begin && low < gap.end) low = gap.end;
   if (gap.begin < gap.end && high > gap.begin && high <= gap.end) high = gap.begin;
   if (low >= high) return {};
-  ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
+  ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, {}, {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
   box.scale.data = is_k ? a.k_scale.data : a.v_scale.data;
   box.scale.stride = is_k ? a.k_scale.stride : a.v_scale.stride;
   box.token_scale.data = is_k ? a.k_token_scale.data : a.v_token_scale.data;
   box.token_scale.page = is_k ? a.k_token_scale.page : a.v_token_scale.page;
   box.token_scale.token = is_k ? a.k_token_scale.token : a.v_token_scale.token;
   box.token_scale.head = is_k ? a.k_token_scale.head : a.v_token_scale.head;
+  const semantics::BlockScales &k = a.k_blocks.scales, &v = a.v_blocks.scales;
+  box.block_scale.data = is_k ? k.data : v.data;
+  box.block_scale.page = is_k ? k.page : v.page;
+  box.block_scale.token = is_k ? k.token : v.token;
+  box.block_scale.head = is_k ? k.head : v.head;
+  box.block_scale.block = is_k ? k.block : v.block;
+  box.block_scale.cached = is_k ? k.cached : v.cached;
   box.page = a.block_table.page(req, column);
   box.first = low - column * size;
   box.dims = is_k ? a.head_dim : a.v_head_dim;
@@ -219,7 +248,7 @@ QUIRE_DEVICE ContentBox box_of_page(const AttendArgs& a, std::int32_t req, std::
 
 /// Checks contents, with any number of blocks of kContentThreads threads. A unit is a token, or kContentColumns pages of a
 /// request. Does not read args.work.
-QUIRE_DEVICE void check_contents(const AttendArgs& a) {
+QUIRE_DEVICE void check_contents(const GenericArgs& a) {
   const std::int64_t pieces = a.block_table.columns / kContentColumns + 1, units = a.num_reqs * pieces + a.num_tokens;
   bool bad = false;
   for (std::int64_t unit = block_index(); unit < units; unit += num_blocks()) {

@@ -5,6 +5,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "semantics/dtype.h"
+#include "semantics/fp4.h"
 
 namespace quire::gpu {
 
@@ -31,6 +32,12 @@ QUIRE_DEVICE float decode_fp8(std::uint32_t code) {
   return semantics::bits_to_float(nan ? 0x7FC00000u : semantics::float_to_bits(value) | (code & 0x80u) << 24);
 }
 
+/// e2m1: as of 8 bits, the bits become the lowest of an exponent and the highest of a mantissa.
+QUIRE_DEVICE float decode_e2m1(std::uint32_t code) {
+  const float magnitude = semantics::bits_to_float((code & 7u) << 22) * semantics::exact_power_of_two(126);
+  return semantics::bits_to_float(semantics::float_to_bits(magnitude) | (code & 8u) << 28);
+}
+
 /// The element with these bits.
 template <DType kType>
 QUIRE_DEVICE float decode(std::uint32_t code) {
@@ -43,6 +50,11 @@ QUIRE_DEVICE float decode(std::uint32_t code) {
   if constexpr (kType == DType::fp8_e4m3fnuz) return decode_fp8<semantics::E4m3fnuz>(code);
   if constexpr (kType == DType::i8) return static_cast<float>(static_cast<std::int8_t>(code));
   if constexpr (kType == DType::fp8_e5m2fnuz) return decode_fp8<semantics::E5m2fnuz>(code);
+}
+
+/// The scale of a block of codes of 4 bits: semantics::block_scale_decode().
+QUIRE_DEVICE float decode_block_scale(DType cached, std::uint8_t code) {
+  return cached == DType::nvfp4 ? decode<DType::fp8_e4m3fn>(code) : semantics::e8m0_decode(code);
 }
 
 /// Element i of sixteen bytes.

@@ -8,6 +8,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/cached_lens_args.h"
+#include "backend/gpu/generic_args.h"
 #include "device/runtime.h"
 #include "quire/attention.hpp"
 
@@ -30,7 +31,7 @@ struct Call {
 /// A call as a vendor launches it; args[i] is for plan.work().lists[i].
 struct EnqueuedCall {
   const Plan& plan;
-  std::span<const AttendArgs> args;
+  std::span<const GenericArgs> args;
   ResetArgs reset;
 };
 
@@ -57,7 +58,7 @@ struct Vendor {
   /// Copies to the device when the stream has come so far, and waits for it.
   Status (*put)(void* to, const void* from, std::size_t bytes, void* stream);
   /// Whether check_contents() finds something; waits for the answer. args.outcome is not used.
-  Result<bool> (*find_bad_contents)(const AttendArgs& args);
+  Result<bool> (*find_bad_contents)(const GenericArgs& args);
 
   /// The device that is current for this thread, and another made so.
   Result<int> (*current_device)();

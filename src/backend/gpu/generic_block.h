@@ -5,6 +5,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/generic_args.h"
 #include "backend/gpu/generic_sizes.h"
 #include "backend/gpu/stage_rows.h"
 
@@ -190,14 +191,20 @@ QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const ItemRegions& regions, 
 struct TileSide {
   const RowSource &cache, &fresh;
   int head_dim;
-  const std::int64_t* at;  ///< element offsets of the tile's rows
+  const std::int64_t* at;  ///< element offsets of the tile's rows; pages of those with block scales
   float scale;             ///< scale of cached rows
+  const BlockRows& blocks;
 };
 
 /// Dims [first_dim, first_dim + dims) of the tile's keys (or values) into block.staged.
-QUIRE_DEVICE void stage_tile(const TileSide& side, const TileKeys& keys, const GenericBlock& block, int first_dim, int dims) {
-  stage_rows</*kRowTypes=*/false>(
-      {side.cache, side.at, keys.begin, keys.cached, first_dim, dims, side.head_dim, side.scale, block.staged, kDimPitch});
+QUIRE_DEVICE void stage_tile(const GenericArgs& a, const GenericItem& item, const TileSide& side, const TileKeys& keys,
+                             const GenericBlock& block, int first_dim, int dims) {
+  const StagedRows cached{side.cache, side.at,       keys.begin, keys.cached,  first_dim,
+                          dims,       side.head_dim, side.scale, block.staged, kDimPitch};
+  if (side.blocks.scales.present())
+    stage_block_rows(cached, side.blocks, {keys.first, a.page_size, item.kv_head});
+  else
+    stage_rows</*kRowTypes=*/false>(cached);
   stage_rows</*kRowTypes=*/true>(
       {side.fresh, side.at, keys.cached, keys.end, first_dim, dims, side.head_dim, 1.0f, block.staged, kDimPitch});
 }

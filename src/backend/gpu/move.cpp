@@ -32,9 +32,6 @@ Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, con
   const Depth depth = options.ledger != nullptr ? Depth::tables : Depth::metadata;
   const Findings findings = check_append(cache, key, value, slot_mapping, depth, options.ledger, options.tags);
   if (!findings.ok()) return findings.status();
-  if (is_four_bit(cache.k.dtype) || is_four_bit(cache.v.dtype))
-    return {Code::unsupported, formatted("append: cache of {} on a GPU, expected 8 bits or more",
-                                         name(is_four_bit(cache.k.dtype) ? cache.k.dtype : cache.v.dtype))};
   if (slot_mapping.shape[0] == 0 || cache.k.num_elements() == 0) return {};
   const Result<int> ordinal = vendor.runtime->ordinal_of(cache.k.data);
   if (!ordinal.ok()) return ordinal.status();

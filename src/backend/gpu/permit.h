@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backend/gpu/args.h"
+#include "backend/gpu/generic_args.h"
 
 namespace quire::gpu {
 
@@ -36,7 +36,7 @@ inline unsigned long long with_view(unsigned long long permit, const semantics::
 }  // namespace permit_detail
 
 /// `lists`: all of a call, as resolved from plan and batch.
-inline unsigned long long permit_of(std::span<const AttendArgs> lists) {
+inline unsigned long long permit_of(std::span<const GenericArgs> lists) {
   using namespace permit_detail;
   const AttendArgs& a = lists.front();
   unsigned long long permit =

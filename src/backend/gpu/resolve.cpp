@@ -88,10 +88,18 @@ void set_shapes(AttendArgs& a, const Batch& batch, const Options& options) {
   }
 }
 
+/// Codes of 4 bits and the scales of their blocks, where the cache has such.
+void set_blocks(GenericArgs& a, const KVCache& cache) {
+  a.k_blocks = {semantics::k_strides(cache), semantics::k_block_scales(cache)};
+  a.v_blocks = {semantics::v_strides(cache), semantics::v_block_scales(cache)};
+  number_pages(a.cache_k, a.k_blocks);
+  number_pages(a.cache_v, a.v_blocks);
+}
+
 }  // namespace
 
-AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome) {
-  AttendArgs a;
+GenericArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome) {
+  GenericArgs a;
   a.num_reqs = narrow(batch.seq_lens.shape[0]);
   a.num_tokens = narrow(batch.query.shape[0]);
   a.num_q_heads = narrow(batch.query.shape[1]);
@@ -142,12 +150,13 @@ AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& o
   set_shapes(a, batch, options);
   a.k_token_scale = semantics::token_scales(cache.k_scale);
   a.v_token_scale = semantics::token_scales(cache.v_scale);
+  set_blocks(a, cache);
   return a;
 }
 
-AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
-                       std::size_t list) {
-  AttendArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
+GenericArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
+                        std::size_t list) {
+  GenericArgs a = batch_args(batch, cache, options, &reinterpret_cast<CallState*>(workspace)->outcome);
   a.most_rows = 0;
   for (const plan_detail::DeviceList& l : plan.work().lists) a.most_rows = std::max(a.most_rows, narrow(l.max_rows));
   // A plan with bounds may lack lists and memory for longer requests: such requests are refused, even if a kernel could take
@@ -177,6 +186,8 @@ AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& va
   if (cache.k.dtype == DType::fp8_ds_mla) a.head_dim = narrow(key.shape[2]), a.v_head_dim = narrow(value.shape[2]);
   a.k_token_scale = semantics::token_scales(cache.k_scale);
   a.v_token_scale = semantics::token_scales(cache.v_scale);
+  a.k_block_scale = semantics::k_block_scales(cache);
+  a.v_block_scale = semantics::v_block_scales(cache);
   return a;
 }
 

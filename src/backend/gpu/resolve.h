@@ -6,16 +6,17 @@
 #include <cstddef>
 
 #include "backend/gpu/args.h"
+#include "backend/gpu/generic_args.h"
 #include "quire/plan.hpp"
 
 namespace quire::gpu {
 
 /// `list` indexes plan.work().lists; `workspace` is device memory of workspace_bytes(plan).
-AttendArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
-                       std::size_t list);
+GenericArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
+                        std::size_t list);
 
 /// Arguments of a check without a call: no plan, no work list. `outcome` is device memory.
-AttendArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome);
+GenericArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome);
 
 /// Arguments of append(), which has no outcome: slots outside the cache are skipped.
 AppendArgs append_args(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping);

@@ -9,6 +9,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/decode.h"
+#include "backend/gpu/generic_args.h"
 #include "backend/gpu/generic_sizes.h"
 #include "semantics/latent_row.h"
 
@@ -97,6 +98,49 @@ QUIRE_DEVICE void stage_latent_rows(const StagedRows& job) {
       to = {element(0), element(1), element(2), element(3)};
     }
     *reinterpret_cast<Float4*>(job.to + row * job.pitch + d) = to;
+  }
+}
+
+/// The rows of a tile in the cache: row r is the key at position first_key + r.
+struct CachedTile {
+  int first_key = 0, page_size = 1, kv_head = 0;
+};
+
+/// Sixteen codes of 4 bits.
+struct alignas(8) Codes16 {
+  std::uint32_t word[2];
+};
+
+QUIRE_DEVICE Codes16 load_codes(const std::uint8_t* at) {
+  if ((reinterpret_cast<std::uintptr_t>(at) & 7) == 0) return *reinterpret_cast<const Codes16*>(at);
+  Codes16 codes{};
+  QUIRE_UNROLL
+  for (int i = 0; i < 8; ++i) codes.word[i / 4] |= static_cast<std::uint32_t>(at[i]) << (8 * (i % 4));
+  return codes;
+}
+
+/// Stages rows of 4-bit codes. A step is sixteen dims, which share a scale. at[r] is the page of row r. A code times the scale of
+/// its block is exact.
+QUIRE_DEVICE void stage_block_rows(const StagedRows& job, const BlockRows& blocks, const CachedTile& tile) {
+  constexpr int kDims = 16;
+  static_assert(kDimBlock % kDims == 0);
+  const int rows = job.end - job.begin, steps = job.dims / kDims;
+  const DType cached = blocks.scales.cached;
+  QUIRE_NO_UNROLL
+  for (int i = thread_index(); i < rows * steps; i += kGenericThreads) {
+    const int row = job.begin + i / steps, d = i % steps * kDims, dim = job.first_dim + d;
+    const std::int64_t page = job.at[row], token = (tile.first_key + row) % tile.page_size;
+    const int block = cached == DType::nvfp4 ? dim / 16 : dim / 32;
+    const float scale = decode_block_scale(cached, blocks.scales.code_at(page, token, tile.kv_head, block));
+    const std::int64_t at = blocks.strides.row(page, tile.kv_head, token) + dim;
+    const Codes16 codes = load_codes(static_cast<const std::uint8_t*>(job.source.data) + at / 2);
+    auto* to = reinterpret_cast<Float4*>(job.to + row * job.pitch + d);
+    QUIRE_UNROLL
+    for (int j = 0; j < kDims; j += 4) {
+      const std::uint32_t four = codes.word[j / 8] >> (j % 8 * 4);
+      const auto element = [&](int k) { return decode_e2m1(four >> (4 * k)) * scale * job.scale; };
+      to[j / 4] = {element(0), element(1), element(2), element(3)};
+    }
   }
 }
 

@@ -28,7 +28,7 @@ QUIRE_KERNEL(gpu::kScheduleThreads) quire_schedule(const gpu::AttendArgs args) {
   gpu::schedule(args, gpu::SharedArea(memory));
 }
 
-QUIRE_KERNEL(gpu::kGenericThreads) quire_attend_generic(const gpu::AttendArgs args) {
+QUIRE_KERNEL(gpu::kGenericThreads) quire_attend_generic(const gpu::GenericArgs args) {
   QUIRE_SHARED(memory, gpu::kGenericSharedBytes);
   gpu::attend_generic(args, gpu::SharedArea(memory));
 }
@@ -48,4 +48,4 @@ extern "C" {
 __attribute__((device, used)) gpu::Outcome quire_contents_answer;
 }
 
-QUIRE_KERNEL(gpu::kContentThreads) quire_check_contents(const gpu::AttendArgs args) { gpu::check_contents(args); }
+QUIRE_KERNEL(gpu::kContentThreads) quire_check_contents(const gpu::GenericArgs args) { gpu::check_contents(args); }

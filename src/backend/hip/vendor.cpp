@@ -67,7 +67,7 @@ Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hi
 
 /// Resets the counters, checks lengths and tables and makes all lists before any is used: one without room breaks the call before
 /// a row is written.
-Status enqueue_preparation(const Api& hip, std::span<const gpu::AttendArgs> args, const gpu::ResetArgs& reset, void* stream) {
+Status enqueue_preparation(const Api& hip, std::span<const gpu::GenericArgs> args, const gpu::ResetArgs& reset, void* stream) {
   if (Status s = launch(hip, {kPortable, "quire_reset", gpu::kResetThreads}, 1, reset, stream); !s.ok()) return s;
   const Launch validate{kPortable, "quire_validate", gpu::kValidateThreads};
   if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
@@ -87,7 +87,7 @@ Status enqueue_attend(const gpu::EnqueuedCall& call, gpu::Part part, void* strea
     if (Status s = enqueue_preparation(hip, args, reset, stream); !s.ok()) return s;
   if (part == gpu::Part::preparation) return {};
   for (std::size_t i = 0; i < args.size(); ++i) {
-    gpu::AttendArgs list = args[i];
+    gpu::GenericArgs list = args[i];
     list.confirms = list.prepared && i == 0;
     if (Status s = launch(hip, attend.value()[i], plan.work().lists[i].num_blocks, list, stream); !s.ok()) return s;
   }
@@ -127,7 +127,7 @@ Status fetch(void* to, const void* from, std::size_t bytes, void* stream) { retu
 Status put(void* to, const void* from, std::size_t bytes, void* stream) { return copy(to, from, bytes, kHostToDevice, stream); }
 
 /// The answer is a variable of the code object, because the library allocates nothing on a device.
-Result<bool> find_bad_contents(const gpu::AttendArgs& args) {
+Result<bool> find_bad_contents(const gpu::GenericArgs& args) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> locked(one_at_a_time);
   const Result<const Api*> api = hip::api();
@@ -136,7 +136,7 @@ Result<bool> find_bad_contents(const gpu::AttendArgs& args) {
   gpu::Outcome outcome;
   const Result<void*> answer = find_variable(hip, kPortable, "quire_contents_answer", sizeof outcome);
   if (!answer.ok()) return answer.status();
-  gpu::AttendArgs asked = args;
+  gpu::GenericArgs asked = args;
   asked.outcome = static_cast<gpu::Outcome*>(answer.value());
   const Error cleared = hip.memcpy(answer.value(), &outcome, sizeof outcome, kHostToDevice);
   if (Status s = status_of(hip, cleared, "check: hipMemcpy to the device"); !s.ok()) return s;

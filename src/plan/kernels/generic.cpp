@@ -4,17 +4,9 @@
 
 #include "plan/device_costs.h"
 #include "plan/device_lists.h"
-#include "plan/kernels/refusals.h"
 
 namespace quire::plan_detail {
 namespace {
-
-/// Codes of 4 bits are read on CPUs alone so far.
-Reasons generic_refuses(const Problem& problem, const Device&) {
-  Reasons reasons;
-  refuse_block_scales(problem, reasons);
-  return reasons;
-}
 
 std::vector<DeviceList> generic_lists(const Plan& plan) {
   DeviceList all;
@@ -41,15 +33,14 @@ constexpr GpuTraits kGenericTraits = {.lists = generic_lists, .bodies = kGeneric
 }  // namespace
 
 constinit const KernelRow rows::cuda_generic = {
-    .info = {"cuda_generic", Backend::cuda, 0u, "every valid problem but nvfp4 and mxfp4 caches",
-             "portable GPU code without tensor cores"},
-    .refuses = generic_refuses,
+    .info = {"cuda_generic", Backend::cuda, 0u, "every valid problem", "portable GPU code without tensor cores"},
+    .refuses = refuses_nothing,
     .gpu = &kGenericTraits};
 
 constinit const KernelRow rows::hip_generic = {
-    .info = {"hip_generic", Backend::hip, 0u, "every valid problem but nvfp4 and mxfp4 caches",
+    .info = {"hip_generic", Backend::hip, 0u, "every valid problem",
              "as cuda_generic. Experimental: passes all tests in an emulator, has never run on an AMD GPU"},
-    .refuses = generic_refuses,
+    .refuses = refuses_nothing,
     .gpu = &kGenericTraits};
 
 }  // namespace quire::plan_detail

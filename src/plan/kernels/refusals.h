@@ -32,11 +32,6 @@ inline void refuse_unlike_types(const Problem& problem, Reasons& reasons) {
     reasons.push_back(formatted("v is {}, expected {} (as k)", name(problem.value_dtype()), name(problem.kv_dtype)));
 }
 
-/// Kernels that read no codes of 4 bits.
-inline void refuse_block_scales(const Problem& problem, Reasons& reasons) {
-  if (problem.has_block_scales()) reasons.push_back(formatted("kv is {}, expected 8 bits or more", problem.cache_types()));
-}
-
 /// Kernels whose tiles know one range of keys a row.
 inline void refuse_regions(const Problem& problem, Reasons& reasons) {
   if (problem.has_prefix) reasons.push_back("a prefix is given, expected absent");

@@ -26,6 +26,7 @@ namespace {
 
 using gpu::AppendArgs;
 using gpu::AttendArgs;
+using gpu::GenericArgs;
 using gpu::MergeArgs;
 using gpu::MergeManyArgs;
 using gpu::ResetArgs;
@@ -45,8 +46,8 @@ constexpr Model kPortable[] = {
      [](const void* a) { gpu::validate(*static_cast<const AttendArgs*>(a), gpu::block_index(), gpu::num_blocks()); }},
     {"quire_schedule", sizeof(AttendArgs), true, 1,
      [](const void* a) { gpu::schedule(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
-    {"quire_attend_generic", sizeof(AttendArgs), true, 0,
-     [](const void* a) { gpu::attend_generic(*static_cast<const AttendArgs*>(a), gpu::SharedArea()); }},
+    {"quire_attend_generic", sizeof(GenericArgs), true, 0,
+     [](const void* a) { gpu::attend_generic(*static_cast<const GenericArgs*>(a), gpu::SharedArea()); }},
     {"quire_fill_rows", sizeof(AttendArgs), false, 0, [](const void* a) { gpu::fill_rows(*static_cast<const AttendArgs*>(a)); }},
     {"quire_validate_slots", sizeof(AppendArgs), false, 0,
      [](const void* a) { gpu::validate_slots(*static_cast<const AppendArgs*>(a)); }},
@@ -54,8 +55,8 @@ constexpr Model kPortable[] = {
     {"quire_merge", sizeof(MergeArgs), false, 0, [](const void* a) { gpu::merge(*static_cast<const MergeArgs*>(a)); }},
     {"quire_merge_many", sizeof(MergeManyArgs), false, 0,
      [](const void* a) { gpu::merge_many(*static_cast<const MergeManyArgs*>(a)); }},
-    {"quire_check_contents", sizeof(AttendArgs), false, 0,
-     [](const void* a) { gpu::check_contents(*static_cast<const AttendArgs*>(a)); }},
+    {"quire_check_contents", sizeof(GenericArgs), false, 0,
+     [](const void* a) { gpu::check_contents(*static_cast<const GenericArgs*>(a)); }},
 };
 
 const simt::MatrixGpu* matrix_gpu(const std::string& arch) {
@@ -141,7 +142,9 @@ std::string pointer_elsewhere(const std::string& kernel, const void* argument, I
                 {"value", a.value.data},
                 {"cache.k", a.cache_k.data},
                 {"cache.v", a.cache_v.data},
-                {"slots", a.slots.data}};
+                {"slots", a.slots.data},
+                {"k_block_scale", a.k_block_scale.data},
+                {"v_block_scale", a.v_block_scale.data}};
   } else if (kernel == "quire_merge") {
     const auto& a = *static_cast<const MergeArgs*>(argument);
     pointers = {{"out_a", a.out_a.data}, {"out_b", a.out_b.data}, {"lse_a", a.lse_a.data},
@@ -161,6 +164,11 @@ std::string pointer_elsewhere(const std::string& kernel, const void* argument, I
                 {"block_table", a.block_table.data},
                 {"slices", a.work.slices},
                 {"partial_acc", a.work.max_partials > 0 ? a.work.partial_acc : nullptr}};
+    if (parameter_bytes(kernel) == sizeof(GenericArgs)) {
+      const auto& generic = *static_cast<const GenericArgs*>(argument);
+      pointers.emplace_back("k_block_scale", generic.k_blocks.scales.data);
+      pointers.emplace_back("v_block_scale", generic.v_blocks.scales.data);
+    }
   }
   for (const auto& [name, address] : pointers)
     if (address != nullptr && !is_device_memory(address)) return name;

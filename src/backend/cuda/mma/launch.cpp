@@ -22,7 +22,7 @@ const mma::Instance* find_instance(const gpu::AttendArgs& args, bool packed) {
   return of_type[args.head_dim / 128];
 }
 
-cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
+cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
   const bool packed = tile::has_packed_pieces(args);
   const mma::Instance* instance = find_instance(args, packed);
   if (instance == nullptr) return cudaErrorInvalidValue;

@@ -68,7 +68,7 @@ Order order(Served& decode, Served& prefill) {
   return Order::divided;
 }
 
-cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream) {
+cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn turn, cudaStream_t stream) {
   const int blocks = static_cast<int>(list.num_blocks);
   HopperArgs mine{args, turn};
   mine.common.output_pairs = tile::has_output_pairs(args);

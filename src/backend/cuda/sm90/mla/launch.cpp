@@ -25,7 +25,7 @@ bool reads(const gpu::AttendArgs& args, const DeviceList&) {
   return args.cached_lens.data == nullptr && values_are_keys(args) && takes_latent_boxes(args);
 }
 
-cudaError_t launch(const gpu::AttendArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
+cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn, cudaStream_t stream) {
   LatentMaps maps{};
   if (!encode(maps, args)) return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
