@@ -15,6 +15,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
   cluster      240 random lines of one row a request, few enough for its cluster decode
+  four_bits    120 random lines with 4 bits on a side or both, for cuda_generic; a refusal counts as a failure
   prefill      160 random lines of what its prefill takes; --caches: both of these cache types alone
   sm90_hazards the hazards in its types and head_dims, with power: every planted fault must be caught but those of other head_dims
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
@@ -161,6 +162,29 @@ def cluster_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: f
     return lines
 
 
+def four_bit_lines(count: int, seed: int) -> "list[str]":
+    """nvfp4 or mxfp4 on a side or on both, over layouts, head_dims, masks and scales that the portable kernel takes."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, four, kv_heads, group = pick.choice(["bf16", "f16", "f32"]), ["nvfp4", "mxfp4"], pick.choice([1, 2, 3, 8]), pick.randint(1, 9)
+        other = [dtype, *four, "fp8_e4m3fn", "fp8_e5m2"]
+        sides = pick.choice([(pick.choice(four), pick.choice(other)), (pick.choice(other), pick.choice(four))])
+        context = lambda: pick.choice([0, 1, 15, 63, 64, pick.randrange(200), pick.randrange(2000)])  # noqa: E731
+        reqs = [f"{pick.randint(1, 4)}x{pick.choice([1, 1, 2, 9, 33])}@{context()}" for _ in range(pick.randint(1, 4))]
+        if pick.random() < 0.25:
+            length = context()
+            reqs.append(f"9@{length}/{pick.randint(length, length + 9)}")
+        options = [f"window={pick.choice([1, 7, 64, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
+        options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["causal=0"] * pick.choice([0, 0, 0, 1])
+        options += [f"{scale}={kind}" for scale in ("kscale", "vscale") if (kind := pick.choice(["none", "tensor", "head"])) != "none"]
+        dims = [32, 64, 96, 128, 160, 256]
+        lines.append(f"q={dtype} kv={'/'.join(sides)} heads={kv_heads * group}:{kv_heads} d={pick.choice(dims)} dv={pick.choice(dims)} "
+                     f"page={pick.choice([1, 5, 16, 64])} layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} "
+                     f"{' '.join([*options, 'lse=1'])} seed={seed + i}")
+    return lines
+
+
 def in_lines(lines: "list[str]") -> "list[str]":
     return [word for line in lines for word in ("--line", line)]
 
@@ -267,6 +291,7 @@ def main() -> int:
     # Of each section, the arguments of its calls of `quire verify`.
     of_decode = sm90_lines(args.count or 240, args.seed, args.caches, args.eight_bits)
     of_clusters = cluster_lines(args.count or 240, args.seed, args.caches, args.eight_bits)
+    of_four_bits = four_bit_lines(args.count or 120, args.seed)
     of_prefill = prefill_lines(args.count or 160, args.seed, args.caches, args.eight_bits)
     sections = {
         "sm90_hazards": [["--backend", "cuda", "--types", types, "--dims", "64,128,256"] for types in SM90_TYPES],
@@ -277,6 +302,7 @@ def main() -> int:
         "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
         "cluster": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_clusters, 2 * args.jobs)],
         "prefill": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs)],
+        "four_bits": [["--backend", "cuda_generic", "--no-power", *lines] for lines in by_lines(of_four_bits, 2 * args.jobs)],
         "notes": [["--backend", "cuda", "--matrix", "notes", "--no-power"]],
     }
     if args.without_notes:

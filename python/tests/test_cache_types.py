@@ -5,6 +5,7 @@ import dense
 import ml_dtypes
 import numpy as np
 import pytest
+from gpu import needs_gpu, torch
 
 import quire
 
@@ -103,6 +104,30 @@ def test_torch_views_of_flashinfers_layout():
     real = [stored("nvfp4", np.ascontiguousarray(codes.numpy().transpose(0, 2, 1, 3)),
                    np.ascontiguousarray(scales.numpy().transpose(0, 2, 1, 3))) for codes, scales in zip((k, v), sf, strict=True)]  # fmt: skip
     assert close(query, out, *real)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kinds", [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("float8_e4m3fn", "nvfp4"), ("mxfp4", "float16")])
+def test_a_gpu_writes_the_same_bits_and_attends(kinds):
+    (k, k_blocks), (v, v_blocks) = (side(kind, as_bytes=True) for kind in kinds)
+
+    def on_gpu(array):  # codes as bytes: torch cannot import ml_dtypes
+        return None if array is None else torch.from_numpy(array.view(np.uint8) if array.itemsize == 1 else array).cuda()
+
+    names = {"dtype": kinds[0], "v_dtype": kinds[1]}
+    there = [on_gpu(array) for array in (k, v, k_blocks, v_blocks)]
+    cache = quire.KVCache(k, v, k_block_scale=k_blocks, v_block_scale=v_blocks, **names)
+    gpu = quire.KVCache(there[0], there[1], k_block_scale=there[2], v_block_scale=there[3], **names)
+    key, value, query = rows(1, HEADS), rows(2, HEADS), rows(3, 2 * HEADS)
+    quire.append(cache, key, value, SLOTS)
+    quire.append(gpu, on_gpu(key), on_gpu(value), on_gpu(SLOTS))
+    for here, array in zip((k, v, k_blocks, v_blocks), there, strict=True):
+        assert here is None or array.cpu().numpy().tobytes() == here.tobytes()
+    lengths = {"query_start_loc": np.array([0, TOKENS]), "seq_lens": np.array([TOKENS]), "block_table": TABLE}
+    batch = quire.Batch(query=on_gpu(query), **{name: on_gpu(array) for name, array in lengths.items()})
+    assert quire.check(batch, gpu, depth="contents").ok
+    out = quire.attend(batch, gpu).cpu().numpy()
+    assert close(query, out, *(stored(kind, codes, blocks) for kind, codes, blocks in zip(kinds, (k, v), (k_blocks, v_blocks), strict=True)))
 
 
 def test_rules_name_what_is_wrong():
