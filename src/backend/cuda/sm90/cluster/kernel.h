@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_const
     places = walk.look_up(first);
   }
   Warp<Products> rows;
-  fold_units<Products>(rows, shared.of_warp[warp].units, walk, places, {a, kv_head, seen}, first,
+  fold_units<Products>(rows, shared.of_warp[warp].units, walk, places, KeyCopies<Memory>::of(a, kv_head, seen), first,
                        query_row<Products>(a, kv_head, exists ? request.first_token : 0));
   rows.keep(shared.of_warp[warp].out, shared.states[warp]);
   __syncthreads();
