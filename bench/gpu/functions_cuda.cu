@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors of the approximate functions that the tensor-core kernels use, over every float in the range that they can meet, against
-// f64 on the device; docs/reference/numerics.md says what the tolerances pay for. And where append()'s conversions have other
-// bits than the portable ones: codes of every float, and quotients of every 16-bit row by many scales. Prints one JSON; the exit
-// status is 1 if a bit differs.
+// f64 on the device; docs/reference/numerics.md says what the tolerances pay for. And where conversions have other bits than the
+// portable ones: append()'s codes of every float and quotients of every 16-bit row by many scales, and cluster decode's f16 of
+// every word of four codes. Prints one JSON; the exit status is 1 if a bit differs.
 //
 // usage: functions_cuda
 #include <cuda_runtime.h>
@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "backend/cuda/sm90/cluster/code_unit.h"
 #include "backend/cuda/tile/logits.h"
 #include "backend/gpu/append_words.h"
 
@@ -94,6 +95,33 @@ __global__ void quotient_differences(unsigned long long* found) {
   if (mine > 0) atomicAdd(found, mine);
 }
 
+/// Codes in words whose f16 is another value; NaN is one value. All 2^32 words, with the codes paired as of keys and as of
+/// values.
+template <bool kE4m3, class Format>
+__global__ void word_differences(unsigned long long* found) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Products = sm90::cluster::CodeUnit<tile::F16, 128, kE4m3>;
+  unsigned long long mine = 0;
+  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < std::uint64_t{1} << 32; i += step) {
+    const auto word = static_cast<std::uint32_t>(i);
+    const uint2 keys = Products::template pairs<1>(word), values = Products::template pairs<2>(word);
+    for (int at = 0; at < 4; ++at) {
+      const float expected = quire::semantics::fp8_decode<Format>(static_cast<std::uint8_t>(word >> 8 * at));
+      const std::uint32_t of_keys = (at < 2 ? keys.x : keys.y) >> at % 2 * 16,
+                          of_values = (at % 2 == 0 ? values.x : values.y) >> at / 2 * 16;
+      for (const std::uint32_t f16 : {of_keys & 0xFFFFu, of_values & 0xFFFFu}) {
+        const float converted = quire::gpu::decode_row<quire::DType::f16>(f16);
+        mine += __float_as_uint(converted) != __float_as_uint(expected) && (converted == converted || expected == expected);
+      }
+    }
+  }
+  if (mine > 0) atomicAdd(found, mine);
+#else
+  *found = ~0ull;  // not compiled for Hopper: nothing was compared
+#endif
+}
+
 template <typename Kernel>
 unsigned long long count_of(Kernel* kernel) {
   unsigned long long *count, found = 0;
@@ -144,7 +172,15 @@ int main() {
   const unsigned long long quotients = count_of(quotient_differences);
   std::printf(
       " \"differences from the portable bits\": {\"e4m3fn, 2^32 floats\": %llu, \"e5m2, 2^32 floats\": %llu, "
-      "\"quotients, 2^17 rows by 14590 scales\": %llu}}\n",
+      "\"quotients, 2^17 rows by 14590 scales\": %llu",
       e4m3, e5m2, quotients);
-  return e4m3 + e5m2 + quotients > 0 ? 1 : 0;
+  unsigned long long words = 0;
+  if (device.major == 9) {
+    const unsigned long long of_e4m3 = count_of(word_differences<true, quire::semantics::E4m3fn>);
+    const unsigned long long of_e5m2 = count_of(word_differences<false, quire::semantics::E5m2>);
+    std::printf(", \"f16 of e4m3fn, 2^32 words\": %llu, \"f16 of e5m2, 2^32 words\": %llu", of_e4m3, of_e5m2);
+    words = of_e4m3 + of_e5m2;
+  }
+  std::printf("}}\n");
+  return e4m3 + e5m2 + quotients + words > 0 ? 1 : 0;
 }

@@ -20,6 +20,20 @@ __device__ inline std::uint32_t convert_pair(std::uint16_t codes, bool e4m3) {
   return T::pack(values.x, values.y);
 }
 
+/// Four e4m3fn (e5m2) codes as two pairs of f16. Halves are named in PTX, as ptxas makes an instruction of each that C++ shifts
+/// to its place.
+template <bool kE4m3>
+__device__ inline void convert_four(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+  if constexpr (kE4m3)
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+  else
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e5m2x2 %0, l;\ncvt.rn.f16x2.e5m2x2 %1, h;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+}
+
 /// 16 codes as 16-bit elements.
 struct Chunk16 {
   uint4 low, high;

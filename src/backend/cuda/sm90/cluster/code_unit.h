@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with units of an fp8 cache: codes become f16 between shared memory and the products. Every e4m3fn and e5m2 value is an
-// f16, so nothing is lost. A bf16 query becomes f16, too (query_to_f16.h).
+// f16, so nothing is lost. A bf16 query becomes f16, too (query_to_f16.h). One instruction makes f16 of two codes: of e4m3fn cvt,
+// which is as fast as an integer instruction and knows NaN, of e5m2 a permutation of bytes (e5m2_bytes.h).
 //
 // ldmatrix gives lane (g, c) 4 neighbouring codes of key g where 16-bit keys would be 2 elements, and codes of the keys 2 c and
 // 2 c + 1 and the dims 2 g and 2 g + 1 where 16-bit values would be those of one dim. So the dims of products have another order
@@ -11,6 +12,7 @@
 #include "backend/cuda/sm90/cluster/plain_unit.h"
 #include "backend/cuda/sm90/query_to_f16.h"
 #include "backend/cuda/tile/convert_fp8.h"
+#include "backend/cuda/tile/e5m2_bytes.h"
 
 namespace quire::cuda::sm90::cluster {
 
@@ -25,8 +27,15 @@ struct CodeUnit {
   using Words = std::uint32_t[kProducts];
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ static std::uint32_t pair(std::uint32_t codes, int half, bool e4m3 = kE4m3) {
-    return tile::convert_pair<tile::F16>(static_cast<std::uint16_t>(codes >> half * 16), e4m3);
+  /// Two pairs of f16: of the codes at bytes 0 and kSecond (1 or 2), and of the two others.
+  template <int kSecond>
+  __device__ static uint2 pairs(std::uint32_t codes) {
+    uint2 of;
+    if constexpr (kE4m3)
+      tile::convert_four<true>(kSecond == 1 ? codes : __byte_perm(codes, 0, 0x3120), of.x, of.y);
+    else
+      of = {__byte_perm(codes, 0, tile::kE5m2Selector<0, kSecond>), __byte_perm(codes, 0, tile::kE5m2Selector<3 - kSecond, 3>)};
+    return of;
   }
 
   __device__ static float load_query(Words& words, const gpu::AttendArgs& a, const Byte* row) {
@@ -36,8 +45,7 @@ struct CodeUnit {
       const int quad = i * 4 + lane() % 4;  // of four dims
       uint2 dims{};
       if (row != nullptr && codes) {
-        const std::uint32_t four = reinterpret_cast<const std::uint32_t*>(row)[quad];
-        dims = {pair(four, 0, true), pair(four, 1, true)};
+        tile::convert_four<true>(reinterpret_cast<const std::uint32_t*>(row)[quad], dims.x, dims.y);
       } else if (row != nullptr) {
         dims = reinterpret_cast<const uint2*>(row)[quad];
       }
@@ -56,21 +64,22 @@ struct CodeUnit {
       std::uint32_t keys[4];
       ptx::load_matrices(keys, unit.keys.chunk(group * 8 + lane() % 8, i + lane() / 8));
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        Weight::multiply(sums[j % 2], {query[2 * (i + j)], 0, query[2 * (i + j) + 1], 0}, pair(keys[j], 0), pair(keys[j], 1));
+      for (int j = 0; j < 4; ++j) {
+        const uint2 dims = pairs<1>(keys[j]);
+        Weight::multiply(sums[j % 2], {query[2 * (i + j)], 0, query[2 * (i + j) + 1], 0}, dims.x, dims.y);
+      }
     }
   }
   __device__ static void multiply_values(float (&out)[kProducts][4], const std::uint32_t (&weights)[4], const Unit& unit) {
-    const auto by_dim = [](std::uint32_t codes) { return __byte_perm(codes, 0, 0x3120); };  // two keys of a dim, and of the next
 #pragma unroll
     for (int i = 0; i < kProducts / 2; i += 2) {
       std::uint32_t values[4];
       ptx::load_matrices_transposed(values, unit.values.chunk(lane() % 16, i + lane() / 16));
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const std::uint32_t low = by_dim(values[2 * j]), high = by_dim(values[2 * j + 1]);
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) Weight::multiply(out[2 * (i + j) + odd], weights, pair(low, odd), pair(high, odd));
+        const uint2 low = pairs<2>(values[2 * j]), high = pairs<2>(values[2 * j + 1]);  // two keys of a dim, and of the next
+        Weight::multiply(out[2 * (i + j)], weights, low.x, high.x);
+        Weight::multiply(out[2 * (i + j) + 1], weights, low.y, high.y);
       }
     }
   }

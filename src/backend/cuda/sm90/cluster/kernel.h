@@ -44,26 +44,34 @@ __device__ inline const Byte* query_row(const gpu::AttendArgs& a, int kv_head, s
   return g < a.group ? static_cast<const Byte*>(a.query.data) + at * bytes : nullptr;
 }
 
-/// The units of a warp, kStages of them on their way at a time.
+/// The units of a warp: kFirst of them on their way until the first is folded, kStages from then on.
 template <typename Products>
 __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit (&units)[Products::Memory::kStages],
                                   const PlaceWalk& walk, Place places, const KeyCopies<typename Products::Memory>& copies,
                                   std::int32_t first, const Byte* query_row) {
-  constexpr int kStages = Products::Memory::kStages;
+  constexpr int kStages = Products::Memory::kStages, kFirst = Products::Memory::kFirst;
   const gpu::AttendArgs& a = copies.a;
 #pragma unroll 1
-  for (int i = 0; i < kStages; ++i) copies.start(units[i], PlaceWalk::of_unit(places, i), first + i * walk.stride);
+  for (int i = 0; i < kFirst; ++i) copies.start(units[i], PlaceWalk::of_unit(places, i), first + i * walk.stride);
   const float unit = Products::load_query(rows.query, a, query_row);
   const RowLogits logits = RowLogits::of(a, copies.kv_head, copies.seen.end - 1, unit);
   int stage = 0;
 #pragma unroll 1
   for (int ahead = kStages; first < copies.seen.end; ++ahead, first += walk.stride) {
+    const bool fills = kFirst < kStages && ahead == kStages;  // stages that are not in use yet
     const std::int32_t next = first + kStages * walk.stride;
     if (ahead % 32 == 0) places = walk.look_up(next);
-    ptx::wait_copies<kStages - 1>();
+    if (fills)
+      ptx::wait_copies<kFirst - 1>();
+    else
+      ptx::wait_copies<kStages - 1>();
     __syncwarp();  // copies of all lanes are there
     rows.fold(units[stage], first, copies.seen, logits);
     __syncwarp();  // the unit is used up
+    if (fills) {
+#pragma unroll 1
+      for (int i = kFirst; i < kStages; ++i) copies.start(units[i], PlaceWalk::of_unit(places, i), first + i * walk.stride);
+    }
     copies.start(units[stage], PlaceWalk::of_unit(places, ahead), next);
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
@@ -110,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_const
     places = walk.look_up(first);
   }
   Warp<Products> rows;
-  fold_units<Products>(rows, shared.of_warp[warp].units, walk, places, {a, kv_head, seen}, first,
+  fold_units<Products>(rows, shared.of_warp[warp].units, walk, places, KeyCopies<Memory>::of(a, kv_head, seen), first,
                        query_row<Products>(a, kv_head, exists ? request.first_token : 0));
   rows.keep(shared.of_warp[warp].out, shared.states[warp]);
   __syncthreads();

@@ -47,25 +47,37 @@ struct KeyCopies {
   const gpu::AttendArgs& a;
   const std::int32_t kv_head;
   const Seen seen;
+  const Byte *keys, *values;  ///< what this lane would copy first of a unit at token 0 of page 0
 
-  /// Rows that are not seen become 0, and are not read.
-  __device__ void copy(Rows& to, const gpu::RowSource& cache, const Place& at, std::int32_t first) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, chunk = lane % kChunks;
-    const auto* const data = static_cast<const Byte*>(cache.data);
-    const auto step = static_cast<std::int32_t>(cache.strides.token) * Memory::kBytes;
-    const Byte* const from = data + cache.strides.row(at.page, kv_head, at.token) * Memory::kBytes + chunk * 16;
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int row_bytes(const gpu::RowSource& cache) {
+    return static_cast<std::int32_t>(cache.strides.token) * Memory::kBytes;
+  }
+  __device__ static KeyCopies of(const gpu::AttendArgs& a, std::int32_t kv_head, const Seen& seen) {
+    const auto first_of = [&](const gpu::RowSource& cache) {
+      const Byte* const row = static_cast<const Byte*>(cache.data) + cache.strides.row(0, kv_head, 0) * Memory::kBytes;
+      return row + lane() / kChunks * row_bytes(cache) + lane() % kChunks * 16;
+    };
+    return {a, kv_head, seen, first_of(a.cache_k), first_of(a.cache_v)};
+  }
+
+  /// Rows that are not seen become 0, and are not read. This lane's rows are `row`, `row` + kRowsAtOnce, and so on, counted from
+  /// the first that is seen; `from` is what the lane would copy at token 0 of page 0.
+  __device__ static void copy(Rows& to, const gpu::RowSource& cache, const Byte* from, const Place& at, std::uint32_t row,
+                              std::uint32_t num_seen) {
+    const Byte* at_row = from + cache.strides.row(max(at.page, 0), 0, at.token) * Memory::kBytes;
+    const int step = kRowsAtOnce * row_bytes(cache);
 #pragma unroll
-    for (int i = 0; i < kUnitKeys; i += kRowsAtOnce) {
-      const int key = i + lane / kChunks;
-      const bool exists = at.page >= 0 && seen.has(first + key);
-      ptx::copy_async_16(to.chunk(key, chunk), exists ? from + key * step : data, exists ? 16 : 0);
-    }
+    for (int i = 0; i < kUnitKeys; i += kRowsAtOnce, at_row += step)
+      ptx::copy_async_16(to.chunk(i + lane() / kChunks, lane() % kChunks), at_row, row + i < num_seen ? 16 : 0);
   }
   /// A group of copies, of no bytes where the warp has no such unit.
   __device__ void start(Unit& unit, const Place& at, std::int32_t first) const {
     if (first < seen.end) {
-      copy(unit.keys, a.cache_k, at, first);
-      copy(unit.values, a.cache_v, at, first);
+      const auto row = static_cast<std::uint32_t>(first + lane() / kChunks - seen.begin);  // wraps around before the first
+      const std::uint32_t num_seen = at.page >= 0 ? static_cast<std::uint32_t>(seen.end - seen.begin) : 0;
+      copy(unit.keys, a.cache_k, keys, at, row, num_seen);
+      copy(unit.values, a.cache_v, values, at, row, num_seen);
     }
     ptx::commit_copies();
   }

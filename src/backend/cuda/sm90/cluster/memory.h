@@ -34,8 +34,12 @@ struct Memory {
   struct Unit {
     Rows keys, values;
   };
-  /// 192 KiB an SM are on their way at a time: less leaves memory idle.
+  /// 192 KiB an SM are on their way at a time, once a unit is folded: less leaves memory idle.
   static constexpr int kStages = 192 * 1024 / kWarps / sizeof(Unit);
+  /// Units that a warp asks for before it has folded one. A call's instructions are not in L2 when it begins, and a fetch waits
+  /// for what was asked for before it: with all stages of codes, reading and folding would come one after the other. Units of 16
+  /// bits are twice as many bytes, and memory has enough to do meanwhile.
+  static constexpr int kFirst = kBytes == 1 ? 1 : kStages;
   /// A warp's memory: units, then its partial result. Four floats more than a row holds keep rows apart in the banks.
   union OfWarp {
     Unit units[kStages];

@@ -120,8 +120,8 @@ struct Fp8Tiles {
   __device__ static void put_codes(Byte* row, int swizzle, int chunk, const Byte* dims, bool exists) {
     const uint2 codes = exists ? *reinterpret_cast<const uint2*>(dims) : uint2{};
     std::uint32_t pairs[4];
-    convert<true>(codes.x, pairs[0], pairs[1]);
-    convert<true>(codes.y, pairs[2], pairs[3]);
+    tile::convert_four<true>(codes.x, pairs[0], pairs[1]);
+    tile::convert_four<true>(codes.y, pairs[2], pairs[3]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) *reinterpret_cast<std::uint32_t*>(query_pair(row, swizzle, chunk, i)) = pairs[i];
   }
@@ -129,19 +129,6 @@ struct Fp8Tiles {
   __device__ static std::uint32_t weight_row(std::uint32_t key) { return key; }
   /// The dim of accumulator rows lane / 4 + 8 i of a warp's block `block`.
   __device__ static int dim_of(int block, int i, int lane, int warp) { return (warp * kBlocks + block) * 16 + lane / 4 * 2 + i; }
-
-  /// Four codes to two pairs of f16. Halves are named in PTX, as ptxas makes an instruction of each that C++ shifts to its place.
-  template <bool kE4m3>
-  __device__ static void convert(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
-    if constexpr (kE4m3)
-      asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-          : "=r"(low), "=r"(high)
-          : "r"(codes));
-    else
-      asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e5m2x2 %0, l;\ncvt.rn.f16x2.e5m2x2 %1, h;\n}"
-          : "=r"(low), "=r"(high)
-          : "r"(codes));
-  }
 
   template <bool kE4m3>
   __device__ static void load_keys_of(Keys& keys, const Tile& tile) {
@@ -153,7 +140,7 @@ struct Fp8Tiles {
       ptx::load_matrices(codes, row + step / kBoxChunks * sizeof tile.boxes[0] + (chunk ^ step % kBoxChunks) * 16);
 #pragma unroll
       for (int i = 0; i < 4; ++i)  // i % 2: rows r, r + 8; low and high codes: columns from 2 c, from 2 c + 8
-        convert<kE4m3>(codes[i], keys.a[step + i / 2][i % 2], keys.a[step + i / 2][i % 2 + 2]);
+        tile::convert_four<kE4m3>(codes[i], keys.a[step + i / 2][i % 2], keys.a[step + i / 2][i % 2 + 2]);
     }
   }
   __device__ static void load_keys(Keys& keys, const Tile& tile, bool e4m3) {
@@ -181,7 +168,7 @@ struct Fp8Tiles {
         for (int i = 0; i < 4; ++i) {
           const int block = kBlocks == 1 ? 0 : pair * 2 + i / 2, of_step = kBlocks == 1 ? step + i / 2 : step;
           auto& a = values.a[block][of_step];
-          convert<kE4m3>(__byte_perm(codes[i], 0, 0x3120), a[i % 2 * 2], a[i % 2 * 2 + 1]);
+          tile::convert_four<kE4m3>(__byte_perm(codes[i], 0, 0x3120), a[i % 2 * 2], a[i % 2 * 2 + 1]);
         }
       }
   }

@@ -130,7 +130,7 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
       ptx::load_matrices(codes, from + step * KeyLayout::kChunkBytes);
 #pragma unroll
       for (int i = 0; i < 4; ++i)  // i % 2: rows r, r + 8; low and high codes: columns from 2 c, from 2 c + 8
-        Base::template convert<kE4m3>(codes[i], keys.a[step + i / 2][i % 2], keys.a[step + i / 2][i % 2 + 2]);
+        tile::convert_four<kE4m3>(codes[i], keys.a[step + i / 2][i % 2], keys.a[step + i / 2][i % 2 + 2]);
     }
   }
   __device__ static void load_keys(Keys& keys, const Tile& tile, bool e4m3) {
@@ -155,7 +155,7 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           auto& a = values.a[block][step + i / 2];
-          Base::template convert<kE4m3>(codes[i], a[i % 2], a[i % 2 + 2]);
+          tile::convert_four<kE4m3>(codes[i], a[i % 2], a[i % 2 + 2]);
         }
       }
   }
