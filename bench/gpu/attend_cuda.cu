@@ -238,11 +238,6 @@ KVCache make_cache(const Problem& p, std::int64_t pages, const Asked& asked, boo
   return cache;
 }
 
-/// Elements of a key and its value, each counted once.
-std::int64_t dims_of_key(const ProblemLine& line) {
-  return line.latent ? line.problem.head_dim : line.problem.head_dim + line.problem.out_dim();
-}
-
 Work make_work(const ProblemLine& line, const Asked& asked) {
   const Problem& p = line.problem;
   Work w;
@@ -291,10 +286,10 @@ Work make_work(const ProblemLine& line, const Asked& asked) {
   if (p.alibi) w.options.alibi_slopes = float_range(p.num_q_heads, 0.0f, 0.001f);  // 30 at 30k keys
   if (p.sinks) w.options.sinks = float_range(p.num_q_heads, -1.0f, 1.0f);
   if (p.lse) w.batch.lse = random_tensor(DType::f32, {tokens, p.num_q_heads}, 2, 0);
-  const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * dims_of_key(line) * itemsize(p.kv_dtype);
+  const std::int64_t bytes = pages * p.page_size * p.num_kv_heads * p.kv_bytes();
   const int copies = static_cast<int>(std::clamp<std::int64_t>(400'000'000 / std::max<std::int64_t>(bytes, 1) + 1, 1, 16));
   for (int i = 0; i < copies; ++i) {
-    KVCache cache = make_cache(p, pages, asked, line.latent, line.seed + 10 + static_cast<unsigned>(i));
+    KVCache cache = make_cache(p, pages, asked, p.latent, line.seed + 10 + static_cast<unsigned>(i));
     cache.k_scale = scale_tensor(p.k_scale, p.num_kv_heads);
     cache.v_scale = scale_tensor(p.v_scale, p.num_kv_heads);
     w.caches.push_back(cache);
@@ -546,7 +541,7 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   for (const Request& r : line.problem.reqs) {
     const std::int64_t window = line.problem.sliding_window.value_or(r.seq_len());
     const std::int64_t keys = std::min(r.seq_len(), window + r.query_len - 1);
-    kv_bytes += static_cast<double>(keys * line.problem.num_kv_heads * dims_of_key(line) * itemsize(line.problem.kv_dtype));
+    kv_bytes += static_cast<double>(keys * line.problem.num_kv_heads * line.problem.kv_bytes());
   }
   const double flops = 2.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads *
                                                  (line.problem.head_dim + line.problem.out_dim()));

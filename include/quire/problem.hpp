@@ -93,6 +93,7 @@ struct Problem {
   bool has_tree = false;             ///< Batch::tree_mask is given
   bool spans_beyond_window = false;  ///< Options::spans_beyond_window
   std::vector<Span> spans;           ///< of all requests, one request's behind the other's; their places are in Request
+  bool latent = false;               ///< values are dims of the rows of keys: cache.v is a view of cache.k
   bool operator==(const Problem&) const = default;
 
   std::int64_t group() const noexcept { return num_q_heads / num_kv_heads; }
@@ -110,8 +111,8 @@ struct Problem {
   std::string cache_types() const;
   /// Whether K and V have one type. Tuned kernels ask for it.
   bool has_equal_types() const noexcept { return value_dtype() == kv_dtype; }
-  /// Bytes that the key and the value of one token take in one KV head of the cache; scales of tokens are not counted, those of
-  /// blocks are.
+  /// Bytes that the key and the value of one token take in one KV head of the cache, each byte once. Scales of blocks and of
+  /// tokens are counted; values that are dims of the keys (`latent`) are not.
   std::int64_t kv_bytes() const noexcept;
   /// Rows of all requests; padding rows are not counted.
   std::int64_t num_tokens() const noexcept;
@@ -167,7 +168,6 @@ struct ProblemLine {
   std::vector<SharedBranch> branches;  ///< further pages that some requests have in common
   DType index_dtype = DType::i32;      ///< i32 or i64, for every index tensor
   DataKind data = DataKind::normal;
-  bool latent = false;  ///< cache.v is the first v_head_dim dims of cache.k's rows: one tensor
   bool operator==(const ProblemLine&) const = default;
 };
 

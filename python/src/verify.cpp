@@ -111,7 +111,7 @@ nb::dict attributes_of(const quire::ProblemLine& line) {
   d["num_kv_heads"] = p.num_kv_heads;
   d["head_dim"] = p.head_dim;
   d["v_head_dim"] = p.out_dim();
-  d["latent"] = line.latent;
+  d["latent"] = p.latent;
   d["page_size"] = p.page_size;
   d["reqs"] = std::move(reqs);
   d["sliding_window"] = p.sliding_window;

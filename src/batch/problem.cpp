@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "semantics/latent_row.h"
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
 
@@ -24,6 +25,20 @@ Wide sum_clamped(std::int64_t first, std::int64_t count, std::int64_t limit) {
   const std::int64_t zeros = std::clamp<std::int64_t>(-first, 0, count);
   const std::int64_t below = std::clamp<std::int64_t>(limit - first, zeros, count);  // terms before the limit
   return Wide{below - zeros} * (Wide{first + zeros} + first + below - 1) / 2 + Wide{count - below} * limit;
+}
+
+/// Whether the rows of V are dims of the rows of K, token by token.
+bool has_values_in_keys(const KVCache& cache) {
+  const Tensor &k = cache.k, &v = cache.v;
+  if (k.data == nullptr || k.dtype != v.dtype || cache.layout == CacheLayout::packed || k.stride[3] != v.stride[3] ||
+      k.stride[3] <= 0)
+    return false;
+  for (int axis = 0; axis < 3; ++axis)
+    if (k.shape[axis] > 1 && k.stride[axis] != v.stride[axis]) return false;
+  const auto address = [](const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.data); };
+  if (address(v) < address(k)) return false;
+  const std::uintptr_t step = static_cast<std::uintptr_t>(k.stride[3] * itemsize(k.dtype)), offset = address(v) - address(k);
+  return offset % step == 0 && offset / step + static_cast<std::uintptr_t>(v.shape[3]) <= static_cast<std::uintptr_t>(k.shape[3]);
 }
 
 semantics::Mask mask_of(const Problem& p, const Request& r) {
@@ -62,14 +77,20 @@ std::int64_t visible_pairs(const Problem& p, const Request& r) {
 
 namespace {
 
+/// Bytes of a row of codes, and of its scales of blocks. A value of fp8_ds_mla ends with its scales; the RoPE part is the key's.
 std::int64_t bytes_of_row(std::int64_t dims, DType type) noexcept {
+  namespace row = semantics::latent_row;
+  if (type == DType::fp8_ds_mla) return dims == row::kLatentDims ? row::kRopeAt : row::kBytes;
   return is_four_bit(type) ? dims / 2 + dims / block_size(type) : dims * itemsize(type);
 }
+
+std::int64_t bytes_of_token_scale(ScaleKind kind) noexcept { return kind == ScaleKind::per_token ? itemsize(DType::f32) : 0; }
 
 }  // namespace
 
 std::int64_t Problem::kv_bytes() const noexcept {
-  return bytes_of_row(head_dim, kv_dtype) + bytes_of_row(out_dim(), value_dtype());
+  const std::int64_t values = latent ? 0 : bytes_of_row(out_dim(), value_dtype());
+  return bytes_of_row(head_dim, kv_dtype) + values + bytes_of_token_scale(k_scale) + bytes_of_token_scale(v_scale);
 }
 
 std::string Problem::cache_types() const {
@@ -183,6 +204,7 @@ Problem problem_of(const Batch& batch, const KVCache& cache, const Options& opti
   p.has_tree = batch.tree_mask.present();
   p.spans_beyond_window = options.spans_beyond_window;
   if (batch.output.shape[2] != p.head_dim) p.v_head_dim = batch.output.shape[2];
+  p.latent = has_values_in_keys(cache);
 
   if (batch.query_start_loc.memory != Memory::cpu) return p;
   p.reqs.resize(static_cast<std::size_t>(batch.seq_lens.shape[0]));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See memory.h.
 #include "bench/memory.h"
+#include "cases/device_case.h"
 #include "semantics/ceil_div.h"
 
 #include <algorithm>
@@ -38,6 +39,37 @@ Tensor copied(const Tensor& t, std::vector<Memory>& memory) {
   view.data = copy.data();
   memory.push_back(std::move(copy));
   return view;
+}
+
+/// Members of K and of V that may have an entry for each token.
+struct Side {
+  Tensor KVCache::*k, KVCache::*v;
+};
+constexpr Side kSides[] = {
+    {&KVCache::k, &KVCache::v}, {&KVCache::k_scale, &KVCache::v_scale}, {&KVCache::k_block_scale, &KVCache::v_block_scale}};
+
+bool has_entries_of_tokens(const Tensor& t) { return t.present() && t.rank >= 3; }
+
+/// V's part of a pair lies in K's: rows of MLA, and their scales.
+bool is_view(const KVCache& cache, const Side& side) { return cases::is_within(cache.*side.v, cache.*side.k); }
+
+/// The tensors that a copy of the cache has of its own.
+std::vector<Tensor> tensors_of_tokens(const KVCache& cache) {
+  std::vector<Tensor> tensors;
+  for (const Side& side : kSides) {
+    if (has_entries_of_tokens(cache.*side.k)) tensors.push_back(cache.*side.k);
+    if (has_entries_of_tokens(cache.*side.v) && !is_view(cache, side)) tensors.push_back(cache.*side.v);
+  }
+  return tensors;
+}
+
+/// Copies what `side` has for each token into `copy`; false without memory.
+bool copy_side(const KVCache& cache, const Side& side, KVCache& copy, std::vector<Memory>& memory) {
+  const auto copy_of = [&](const Tensor& t) { return has_entries_of_tokens(t) ? copied(t, memory) : t; };
+  copy.*side.k = copy_of(cache.*side.k);
+  if ((cache.*side.k).present() && !(copy.*side.k).present()) return false;
+  copy.*side.v = is_view(cache, side) ? cases::moved_with(cache.*side.v, cache.*side.k, copy.*side.k) : copy_of(cache.*side.v);
+  return !(cache.*side.v).present() || (copy.*side.v).present();
 }
 
 }  // namespace
@@ -78,17 +110,18 @@ std::int64_t available_memory() {
 }
 
 Rotation::Rotation(const KVCache& cache, std::int64_t copies) {
-  if (!forward(cache.k) || !forward(cache.v)) {  // no place to begin a copy at; used where it lies
+  const std::vector<Tensor> tensors = tensors_of_tokens(cache);
+  if (!std::all_of(tensors.begin(), tensors.end(), forward)) {  // no place to begin a copy at; used where it lies
     caches_.push_back(cache);
     return;
   }
-  const std::int64_t each = span_bytes(cache.k) + span_bytes(cache.v);
+  std::int64_t each = 0;
+  for (const Tensor& t : tensors) each += span_bytes(t);
   const std::int64_t room = each > 0 ? available_memory() / kShare / each : copies;
   for (std::int64_t i = 0; i < std::max<std::int64_t>(1, std::min(copies, room)); ++i) {
     KVCache copy = cache;
-    copy.k = copied(cache.k, memory_);
-    copy.v = copied(cache.v, memory_);
-    if (!copy.k.present() || !copy.v.present()) return;
+    for (const Side& side : kSides)
+      if (!copy_side(cache, side, copy, memory_)) return;
     caches_.push_back(copy);
   }
 }

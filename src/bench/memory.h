@@ -35,7 +35,8 @@ class Memory {
 /// Bytes that this process may still take without swapping; a guess of 1 GiB where the system does not say.
 std::int64_t available_memory();
 
-/// Copies of the cache in turn. One copy if the visible bytes are few: such a case is measured in cache, and says so.
+/// Copies of the cache in turn: K and V, and their scales of tokens and of blocks. A V in K's rows is in the rows of each copy.
+/// One copy if the visible bytes are few: such a case is measured in cache, and says so.
 class Rotation {
  public:
   /// Copies until `copies` or the machine's memory is used up; at least one, in memory of its own.

@@ -84,14 +84,9 @@ double bytes_needed(const ProblemLine& line, const Sizes& s) {
   const double query = rows * (dims * row_bytes + v_dims * real(itemsize(p.out_dtype()))) + (p.lse ? 4 * rows : 0);
   const double new_rows = s.has_new_rows ? real(s.num_tokens) * real(p.num_kv_heads) * (dims + v_dims) * row_bytes : 0;
   const double slots = real(s.num_pages) * real(p.page_size);
-  const double slot = p.kv_dtype == DType::fp8_ds_mla ? real(semantics::latent_row::kBytes)
-                      : line.latent                   ? dims * real(itemsize(p.kv_dtype))
-                                                      : real(p.kv_bytes());
-  const double cache = slots * real(p.num_kv_heads) * slot;
+  const double cache = slots * real(p.num_kv_heads) * real(p.kv_bytes());
   const double indices = real(s.num_reqs) * (real(s.table_width) + 3) + real(s.num_tokens) + 1;
-  const double scales = (p.k_scale == ScaleKind::per_token ? 4 : 0) + (p.v_scale == ScaleKind::per_token ? 4 : 0);
-  return query + new_rows + cache + slots * real(p.num_kv_heads) * scales + 8 * indices + 8 * real(p.num_q_heads) +
-         8 * real(p.num_kv_heads);
+  return query + new_rows + cache + 8 * indices + 8 * real(p.num_q_heads) + 8 * real(p.num_kv_heads);
 }
 
 double memory_bytes() {
@@ -158,7 +153,7 @@ class Maker {
     } else {
       fill_cache(c_.cache.k, semantics::k_strides(c_.cache), c_.cache.k_scale, kKey);
     }
-    if (line_.latent) {  // V is a part of K's rows, filled above
+    if (p_.latent) {  // V is a part of K's rows, filled above
       if (c_.cache.v_scale.present()) fill_any_scale(c_.cache.v_scale, kValue);
     } else {
       fill_cache(c_.cache.v, semantics::v_strides(c_.cache), c_.cache.v_scale, kValue);
@@ -206,7 +201,7 @@ class Maker {
     c_.cache.layout = p_.layout;
     const bool has_latent_rows = p_.kv_dtype == DType::fp8_ds_mla;
     c_.cache.k = cache_tensor(kKey);
-    if (line_.latent) {
+    if (p_.latent) {
       c_.cache.v = c_.cache.k;
       if (!has_latent_rows) c_.cache.v.shape[3] = p_.out_dim() / (is_four_bit(p_.kv_dtype) ? 2 : 1);
     } else {
@@ -223,7 +218,7 @@ class Maker {
     KVCache& cache = c_.cache;
     if (is_four_bit(p_.kv_dtype)) cache.k_block_scale = block_scale_tensor(kKey);
     if (!is_four_bit(p_.value_dtype())) return;
-    if (!line_.latent) return void(cache.v_block_scale = block_scale_tensor(kValue));
+    if (!p_.latent) return void(cache.v_block_scale = block_scale_tensor(kValue));
     cache.v_block_scale = cache.k_block_scale;
     cache.v_block_scale.shape[3] = p_.out_dim() / block_size(p_.kv_dtype);
   }

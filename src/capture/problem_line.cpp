@@ -411,7 +411,7 @@ constexpr Key kKeys[] = {
     {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
     {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
     {"pad", false, "", set_padding},
-    {"latent", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.latent); }},
+    {"latent", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.latent); }},
     {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
     {"share", false, "", set_share},
     {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
@@ -596,15 +596,14 @@ Status check_blocks(const Problem& p) {
 }
 
 /// Rows of fp8_ds_mla have one size, one KV head, and their scales within (Q-R01, Q-R03).
-Status check_latent_rows(const ProblemLine& line) {
-  const Problem& p = line.problem;
+Status check_latent_rows(const Problem& p) {
   if (p.kv_dtype != DType::fp8_ds_mla && p.value_dtype() != DType::fp8_ds_mla) return {};
   if (!p.has_equal_types()) return fail("kv", p.cache_types(), "fp8_ds_mla for K and V both");
   namespace row = semantics::latent_row;
   const auto of_rows = [](std::int64_t n) { return formatted("{} with kv=fp8_ds_mla", n); };
   if (p.head_dim != row::kDims) return fail("d", formatted("{}", p.head_dim), of_rows(row::kDims));
   if (p.out_dim() != row::kLatentDims) return fail("dv", formatted("{}", p.out_dim()), of_rows(row::kLatentDims));
-  if (!line.latent) return fail("latent", "0", of_rows(1));
+  if (!p.latent) return fail("latent", "0", of_rows(1));
   if (p.num_kv_heads != 1)
     return fail("heads", formatted("{}:{}", p.num_q_heads, p.num_kv_heads), "one KV head with kv=fp8_ds_mla");
   for (const auto& [key, kind] : {std::pair{"kscale", p.k_scale}, {"vscale", p.v_scale}})
@@ -613,9 +612,8 @@ Status check_latent_rows(const ProblemLine& line) {
 }
 
 /// V can be the leading dims of K's rows.
-Status check_latent(const ProblemLine& line) {
-  const Problem& p = line.problem;
-  if (!line.latent) return {};
+Status check_latent(const Problem& p) {
+  if (!p.latent) return {};
   if (!p.has_equal_types()) return fail("kv", p.cache_types(), "one type with latent=1");
   if (p.layout == CacheLayout::packed) return fail("latent", "1", "0 with layout=packed: tokens of a dim of V are neighbours");
   if (p.out_dim() > p.head_dim)
@@ -625,8 +623,8 @@ Status check_latent(const ProblemLine& line) {
 
 Status check_combinations(const ProblemLine& line) {
   const Problem& p = line.problem;
-  if (Status s = check_latent(line); !s.ok()) return s;
-  if (Status s = check_latent_rows(line); !s.ok()) return s;
+  if (Status s = check_latent(p); !s.ok()) return s;
+  if (Status s = check_latent_rows(p); !s.ok()) return s;
   if (Status s = check_row_types(p); !s.ok()) return s;
   if (Status s = check_masks(p); !s.ok()) return s;
   if (Status s = check_cache_scales(p); !s.ok()) return s;
@@ -708,12 +706,12 @@ std::string to_string(const Problem& p) {
   if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", text_of(p.v_scale, kScaleKinds));
   if (p.padding != Padding::refused) text += formatted(" pad={}", p.num_padding_rows);
   if (p.padding == Padding::zero) text += ":zero";
+  if (p.latent) text += " latent=1";
   return text;
 }
 
 std::string to_string(const ProblemLine& line) {
   std::string text = to_string(line.problem);
-  if (line.latent) text += " latent=1";
   if (line.num_pages != 0) text += formatted(" pages={}", line.num_pages);
   if (line.shared_pages != 0 || !line.branches.empty()) text += formatted(" share={}", line.shared_pages);
   for (const SharedBranch& branch : line.branches) text += formatted(",{}x{}", branch.requests, branch.pages);

@@ -110,7 +110,9 @@ Suspects by_layout(const Clues& e) {
                    });
 }
 
-/// trtllm-gen wants the block scales of V in another order: those of four tokens side by side.
+/// trtllm-gen wants the block scales of V in another order: those of four tokens side by side. Source: vLLM writes scale s of
+/// token t to token t / 4 * 4 + s / (S / 4), place s % (S / 4) * 4 + t % 4, of S scales a row (swizzle_scale_offset() of
+/// csrc/libtorch_stable/nvfp4_kv_cache_kernels.cu, commit 0cd789b): where S is a multiple of four, the order below.
 Suspects v_interleaved(const Clues& e) {
   if (e.facts.page_size % 4 != 0) return cannot_show("pages are no multiple of four tokens");
   return scales_by(

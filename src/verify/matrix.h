@@ -125,11 +125,11 @@ void remove_shapes(Problem& p);
 void remove_masks(Problem& p);
 
 /// Whether V has a head_dim of its own, or lies in K's rows (decision 25).
-inline bool has_own_v(const ProblemLine& line) { return !line.problem.has_equal_dims() || line.latent; }
+inline bool has_own_v(const ProblemLine& line) { return !line.problem.has_equal_dims() || line.problem.latent; }
 /// Makes V a tensor of K's head_dim.
 inline void remove_own_v(ProblemLine& line) {
   line.problem.v_head_dim = 0;
-  line.latent = false;
+  line.problem.latent = false;
 }
 
 /// The problems of vLLM's test_prefix_prefill.py with its lengths of seed 0, at full size; quick: a few at an eighth.

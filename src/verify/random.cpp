@@ -77,7 +77,7 @@ void draw_token_scales(Draw draw, Problem& p) {
 /// are.
 void draw_unlike_types(Draw draw, ProblemLine& line) {
   Problem& p = line.problem;
-  if (!draw.chance(kUnlikeTypesOneIn) || p.q_dtype == DType::fp8_e4m3fn || line.latent) return;
+  if (!draw.chance(kUnlikeTypesOneIn) || p.q_dtype == DType::fp8_e4m3fn || line.problem.latent) return;
   p.v_dtype = draw.of(std::array{DType::i8, p.q_dtype, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz,
                                  DType::fp8_e5m2, DType::fp8_e5m2fnuz});
   if (p.v_dtype == p.kv_dtype) p.v_dtype = DType::none;
@@ -93,9 +93,9 @@ void draw_four_bits(Draw draw, ProblemLine& line) {
   if (!draw.chance(kFourBitsOneIn) || p.q_dtype == DType::fp8_e4m3fn || p.layout == CacheLayout::packed) return;
   const DType v = p.value_dtype();
   const std::array types{DType::nvfp4, DType::mxfp4};
-  const std::int64_t sides = line.latent ? 3 : draw.between(1, 3);
+  const std::int64_t sides = line.problem.latent ? 3 : draw.between(1, 3);
   if ((sides & 1) != 0) p.kv_dtype = draw.of(types);
-  p.v_dtype = line.latent ? p.kv_dtype : (sides & 2) != 0 ? draw.of(types) : v;
+  p.v_dtype = line.problem.latent ? p.kv_dtype : (sides & 2) != 0 ? draw.of(types) : v;
   const std::int64_t dv = p.out_dim();
   if (is_four_bit(p.kv_dtype)) p.head_dim = semantics::round_up(p.head_dim, block_size(p.kv_dtype));
   p.v_head_dim = is_four_bit(p.v_dtype) ? semantics::round_up(dv, block_size(p.v_dtype)) : dv;
@@ -207,7 +207,7 @@ void draw_own_v(Draw draw, ProblemLine& line) {
   Problem& p = line.problem;
   p.v_head_dim = draw.of(std::array<std::int64_t, 12>{1, 5, 8, 16, 24, 32, 40, 64, 96, 128, 144, 272});
   if (p.v_head_dim == p.head_dim) p.v_head_dim = 0;
-  line.latent = p.layout != CacheLayout::packed && p.out_dim() <= p.head_dim && draw.chance(2);
+  line.problem.latent = p.layout != CacheLayout::packed && p.out_dim() <= p.head_dim && draw.chance(2);
 }
 
 /// Draws, in one line of kLatentRowsOneIn, MLA's rows of 656 bytes. A random stream of its own leaves other lines alone.
@@ -218,7 +218,7 @@ void draw_latent_rows(Draw draw, ProblemLine& line) {
   p.v_dtype = DType::none;
   p.head_dim = 576;
   p.v_head_dim = 512;
-  line.latent = true;
+  line.problem.latent = true;
   p.num_kv_heads = 1;
   p.num_q_heads = draw.of(std::array<std::int64_t, 4>{1, 3, 16, 20});
   p.k_scale = p.v_scale = ScaleKind::none;

@@ -99,7 +99,7 @@ void ReachCount::add(const ProblemLine& line) {
                           p.spans_beyond_window,
                           p.has_tree,
                           !p.has_equal_dims(),
-                          line.latent};
+                          p.latent};
   static_assert(std::size(present) == std::size(kOptions));
   for (std::size_t i = 0; i < std::size(kOptions); ++i) option(kOptions[i], present[i]);
 }

@@ -91,7 +91,7 @@ void drop_options(Candidates& list, const ProblemLine& line) {
     add(list, line, [&](ProblemLine& l) { l.problem.num_padding_rows = rows; });
   add(list, line, [](ProblemLine& l) { l.branches.clear(); });
   add(list, line, [](ProblemLine& l) { l.shared_pages = 0; });
-  add(list, line, [](ProblemLine& l) { l.latent = false; });
+  add(list, line, [](ProblemLine& l) { l.problem.latent = false; });
   add(list, line, [](ProblemLine& l) { remove_own_v(l); });
   add(list, line, [](ProblemLine& l) { l.num_pages = 0; });
   add(list, line, [](ProblemLine& l) { l.index_dtype = DType::i32; });

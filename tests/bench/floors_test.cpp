@@ -52,9 +52,26 @@ TEST(FloorOf, NewRowsAreReadInTheTypeOfTheQuery) {
   EXPECT_EQ(kv_bytes_of(p), 2 * 2 * 8 * (12 * 1 + 2 * 2));
 }
 
+// 100 keys each. A row is worked from the format: codes, scales of its blocks, scale of its token.
+TEST(KvBytesOf, CountsEachByteOfARowOnce) {
+  const auto bytes = [](const std::string& line) { return kv_bytes_of(problem("q=bf16 page=64 reqs=1@99 " + line)); };
+  const std::string mla = "heads=128:1 d=576 dv=512 ";
+  EXPECT_EQ(bytes(mla + "kv=fp8_ds_mla latent=1"), 100 * (512 * 1 + 4 * 4 + 64 * 2));
+  EXPECT_EQ(bytes(mla + "kv=bf16 latent=1"), 100 * 576 * 2) << "V is dims of K";
+  EXPECT_EQ(bytes(mla + "kv=bf16"), 100 * (576 * 2 + 512 * 2)) << "V is a tensor of its own";
+  EXPECT_EQ(bytes("heads=4:2 d=64 kv=nvfp4"), 100 * 2 * 2 * (64 / 2 + 64 / 16));
+  EXPECT_EQ(bytes("heads=4:2 d=64 kv=mxfp4"), 100 * 2 * 2 * (64 / 2 + 64 / 32));
+  EXPECT_EQ(bytes("heads=4:2 d=64 dv=32 kv=mxfp4 latent=1"), 100 * 2 * (64 / 2 + 64 / 32)) << "and V's scales are K's";
+  EXPECT_EQ(bytes("heads=4:2 d=8 kv=i8 kscale=token vscale=token"), 100 * 2 * 2 * (8 + 4));
+  EXPECT_EQ(bytes("heads=4:2 d=32 kv=fp8_e4m3fn/nvfp4 kscale=token"), 100 * 2 * ((32 + 4) + (32 / 2 + 32 / 16)));
+  EXPECT_EQ(bytes("heads=4:2 d=8 kv=i8 kscale=head vscale=tensor"), 100 * 2 * 2 * 8) << "read once for all tokens";
+}
+
 TEST(KvBytesOf, IsThePlansWhereTheCacheHoldsEverything) {
   for (const char* line : {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=512@1536,3x1@700",
-                           "q=f16 kv=fp8_e5m2 heads=9:3 d=64 page=16 window=100 reqs=7@1000,1@30,0@5"}) {
+                           "q=f16 kv=fp8_e5m2 heads=9:3 d=64 page=16 window=100 reqs=7@1000,1@30,0@5",
+                           "q=bf16 kv=fp8_ds_mla heads=16:1 d=576 dv=512 latent=1 page=64 reqs=3@700,1@30",
+                           "q=bf16 kv=i8/mxfp4 kscale=token vscale=head heads=4:2 d=64 page=16 reqs=1@700"}) {
     const Result<Plan> planned = plan(problem(line), host_device());
     ASSERT_TRUE(planned.ok());
     EXPECT_EQ(kv_bytes_of(problem(line)), planned->kv_bytes) << line;

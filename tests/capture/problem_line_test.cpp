@@ -122,7 +122,7 @@ TEST(ProblemLine, AHeadDimOfVIsItsOwn) {
   const ProblemLine line = parse_ok("q=bf16 heads=16:1 d=576 dv=512 latent=1 page=64 reqs=1@9");
   EXPECT_EQ(line.problem.head_dim, 576);
   EXPECT_EQ(line.problem.out_dim(), 512);
-  EXPECT_TRUE(line.latent);
+  EXPECT_TRUE(line.problem.latent);
   EXPECT_EQ(to_string(line), "q=bf16 kv=bf16 heads=16:1 d=576 page=64 layout=nhd reqs=1x1@9 dv=512 latent=1 seed=0");
   EXPECT_EQ(parse_ok(to_string(line).c_str()), line);
   const ProblemLine equal = parse_ok("q=bf16 heads=4 d=64 dv=64 page=64 reqs=1@9");

@@ -570,6 +570,18 @@ void add_ledger_cases(Cases& cases) {
       broken_append("Q-L06", "Q-L06 tags[0]: position -7, expected at least 0", [](B& b) { b.tags[0].position = -7; }));
 }
 
+/// A block scale of nvfp4 with the code `code`, which is `value`.
+BrokenCase broken_block_scale(std::uint8_t code, const std::string& value) {
+  return broken_batch(
+      "Q-C08",
+      "Q-C08 k_block_scale[3][1][1][2]: " + value +
+          " at position 5 of request 0 (page 3, offset 1, head 1, block 2), expected a number that is not negative",
+      [code](B& b) {
+        b.ask_for_blocks(DType::nvfp4);
+        b.block_scales[static_cast<std::size_t>(((3 * B::kPage + 1) * B::kKvHeads + 1) * 4 + 2)] = code;
+      });
+}
+
 void add_content_cases(Cases& cases) {
   cases.push_back(broken_batch("Q-C01", "Q-C01 query[3][0][5]: nan in request 1 position 16, expected finite",
                                [](B& b) { b.query[3 * 32 + 5] = kNaN; }));
@@ -595,22 +607,8 @@ void add_content_cases(Cases& cases) {
         b.ask_for_token_scales();
         b.v_token_scale[8 * B::kPage * B::kKvHeads] = 0.0f;
       }));
-  cases.push_back(
-      broken_batch("Q-C08",
-                   "Q-C08 k_block_scale[3][1][1][2]: nan at position 5 of request 0 (page 3, offset 1, head 1, block 2), "
-                   "expected a number that is not negative",
-                   [](B& b) {
-                     b.ask_for_blocks(DType::nvfp4);
-                     b.block_scales[static_cast<std::size_t>(((3 * B::kPage + 1) * B::kKvHeads + 1) * 4 + 2)] = 0x7F;
-                   }));
-  cases.push_back(
-      broken_batch("Q-C08",
-                   "Q-C08 k_block_scale[3][1][1][2]: -1 at position 5 of request 0 (page 3, offset 1, head 1, block 2), "
-                   "expected a number that is not negative",
-                   [](B& b) {
-                     b.ask_for_blocks(DType::nvfp4);
-                     b.block_scales[static_cast<std::size_t>(((3 * B::kPage + 1) * B::kKvHeads + 1) * 4 + 2)] = 0xB8;
-                   }));
+  cases.push_back(broken_block_scale(0x7F, "nan"));
+  cases.push_back(broken_block_scale(0xB8, "-1"));
   cases.push_back(broken_batch("Q-C02",
                                "Q-C02 cache.k[3][1][1][33]: inf at position 5 of request 0 (page 3, offset 1, head 1, dim 33), "
                                "expected finite",

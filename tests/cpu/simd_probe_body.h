@@ -35,6 +35,7 @@ constexpr SimdProbe make_probe(const char* name, std::uint32_t features) {
     for (std::int64_t i = 0; i < n; i += V::kWidth) V::store(y + i, V::load_bf16(x + i));
   };
   p.load_fp8 = [](const cpu::RowSource& codes, float* y, std::int64_t n) { cpu::convert_run<V>(y, codes, 0, n); };
+  p.load_block_row = [](const cpu::RowSource& rows, float* y, std::int64_t number) { cpu::load_block_row<V>(y, rows, number); };
   p.transpose = [](const float* src, float* dst) { cpu::transpose_block<V>(src, V::kWidth, dst, V::kWidth); };
   if constexpr (V::kWidth >= 8)
     p.split_bf16 = [](const std::uint16_t* x, float* even, float* odd) {

@@ -10,6 +10,7 @@
 #include "backend/cpu/fp8_tables.h"
 #include "cpu/simd_probe.h"
 #include "quire/plan.hpp"
+#include "semantics/block_scale.h"
 #include "semantics/dtype.h"
 
 namespace quire::test {
@@ -131,6 +132,57 @@ TEST(Simd, Fp8LoadsMatchTheTablesWhichMatchTheFormats) {
       }
     }
   }
+}
+
+/// Rows of 4-bit codes of every scale: row `scale` of a head has this scale in all of its blocks, and each code in all places of
+/// a block. Pages of 5 tokens, 3 heads, rows with gaps between them; the other heads hold other codes and NaN scales.
+struct FourBitRows {
+  static constexpr std::int64_t kDims = 64, kHeads = 3, kPageSize = 5, kPages = 52, kPitch = 40;  // bytes from row to row
+  std::vector<std::uint8_t> codes = std::vector<std::uint8_t>(kPages * kPageSize * kHeads * kPitch, 0x77);
+  std::vector<std::uint8_t> scales = std::vector<std::uint8_t>(kPages * kPageSize * kHeads * kDims / 4, 0xFF);
+  cpu::BlockRows rows;
+  cpu::RowSource source;
+
+  explicit FourBitRows(DType type, std::uint32_t turn) {
+    const std::int64_t block = block_size(type);
+    rows.codes = codes.data();
+    rows.strides = {kPageSize * kHeads * 2 * kPitch, 2 * kPitch, kHeads * 2 * kPitch, 0, 1, kDims};
+    rows.scales = {scales.data(), kPageSize * kHeads * kDims / 4, kHeads * kDims / 4, kDims / 4, 3, type};
+    rows.scale_values = cpu::fp8_table(block_scale_type(type));
+    rows.head_bits = 2, rows.token_bits = 3;
+    source.dims = source.stride = kDims;
+    source.blocks = &rows;
+    for (std::int64_t scale = 0; scale < 256; ++scale) {
+      const std::int64_t page = scale / kPageSize, token = scale % kPageSize;
+      for (std::int64_t b = 0; b < kDims / block; ++b) rows.scales.code_at(page, token, 1, b) = static_cast<std::uint8_t>(scale);
+      for (std::int64_t d = 0; d < kDims; ++d)
+        semantics::store_code4(codes.data(), rows.strides.row(page, 1, token) + d, code_of(d, turn));
+    }
+  }
+  static std::uint32_t code_of(std::int64_t d, std::uint32_t turn) {
+    return static_cast<std::uint32_t>(7 * d + d / 16 + turn) % 16;
+  }
+  std::int64_t number(std::int64_t scale) const { return (scale / kPageSize) << 5 | (scale % kPageSize) << 2 | 1; }
+};
+
+TEST(Simd, RowsOf4BitsHaveTheBitsOfTheirDefinition) {
+  for (const DType type : {DType::nvfp4, DType::mxfp4})
+    for (std::uint32_t turn = 0; turn < 16; ++turn) {  // every code in every lane
+      const FourBitRows of(type, turn);
+      for (const SimdProbe* p : probes())
+        for (std::int64_t scale = 0; scale < 256; ++scale) {
+          std::vector<float> y(FourBitRows::kDims + 1, -1.0f);
+          p->load_block_row(of.source, y.data(), of.number(scale));
+          const float factor = semantics::block_scale_decode(type, static_cast<std::uint8_t>(scale));
+          for (std::int64_t d = 0; d < FourBitRows::kDims; ++d) {
+            const float expected = semantics::e2m1_decode(FourBitRows::code_of(d, turn)) * factor;
+            const float found = y[static_cast<std::size_t>(d)];
+            ASSERT_TRUE(std::isnan(expected) ? std::isnan(found) : bits(found) == bits(expected))
+                << p->name << " " << name(type) << " scale " << scale << " dim " << d << ": " << found << " for " << expected;
+          }
+          ASSERT_EQ(y.back(), -1.0f) << p->name;
+        }
+    }
 }
 
 TEST(Simd, NeighboursOfBf16AreTakenApart) {

@@ -62,6 +62,36 @@ TEST(Model, WithoutAFaultIsTheReferenceOnRandomProblems) {
   }
 }
 
+/// vLLM writes V's block scale s of token t for trtllm-gen to token t / 4 * 4 + s / (S / 4) and place s % (S / 4) * 4 + t % 4 of
+/// a page and head, where a row has S scales: swizzle_scale_offset() of csrc/libtorch_stable/nvfp4_kv_cache_kernels.cu (vLLM,
+/// commit 0cd789b). The fault reads there, so it is the truth about a cache whose scales come from there.
+TEST(Model, InterleavedBlockScalesOfVAreInTrtllmGensOrder) {
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const std::string line = "q=f32 kv=nvfp4 heads=4:2 d=" + std::to_string(dim) + " page=8 reqs=3@21 lse=1 seed=5";
+    Case c = made(line), moved = made(line);
+    const std::int64_t count = dim / 16, group = count / 4;
+    const Tensor& scales = c.cache.v_block_scale;
+    const auto at = [&](const Case& of, std::int64_t page, std::int64_t t, std::int64_t head, std::int64_t s) -> std::uint8_t& {
+      const auto& stride = scales.stride;
+      return static_cast<std::uint8_t*>(
+          of.cache.v_block_scale.data)[page * stride[0] + t * stride[1] + head * stride[2] + s * stride[3]];
+    };
+    for (std::int64_t page = 0; page < scales.shape[0]; ++page)
+      for (std::int64_t t = 0; t < 8; ++t)
+        for (std::int64_t head = 0; head < 2; ++head)
+          for (std::int64_t s = 0; s < count; ++s)
+            at(moved, page, t, head, s) = at(c, page, t / 4 * 4 + s / group, head, s % group * 4 + t % 4);
+    const Status status = attend_with_fault(c.batch, c.cache, c.options, "v_block_scales_interleaved");
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Result<Reference> expected = reference(moved.batch, moved.cache, moved.options);
+    ASSERT_TRUE(expected.ok());
+    for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i)
+      ASSERT_EQ(static_cast<const float*>(c.batch.output.data)[i],
+                static_cast<float>(expected.value().out[static_cast<std::size_t>(i)]))
+          << dim << " element " << i;
+  }
+}
+
 TEST(Model, ScoresOfMinusInfinityLeaveZero) {
   Case c = made("q=f32 heads=1 d=1 page=4 reqs=1@2");
   auto* k = static_cast<float*>(c.cache.k.data);

@@ -29,12 +29,14 @@ DECODE = "q=bf16 kv=bf16 heads=8:2 d=64 page=16 reqs=4x1@500 seed=1"
 PREFILL = "q=bf16 kv=bf16 heads=4:1 d=64 page=16 reqs=96@160 seed=1"
 MIXED = "q=bf16 kv=fp8_e4m3fn heads=6:2 d=64 page=16 window=128 kscale=head vscale=head lse=1 reqs=40@30,3x1@200 seed=1"
 MANY = "q=bf16 kv=bf16 heads=32:8 d=8 page=16 reqs=253x1@40,3x20@40 seed=1"
+FOUR_BITS = "q=bf16 kv=nvfp4 heads=8:2 d=64 page=16 reqs=4x1@500 seed=1"
 # name -> (function whose calls are counted, problem line)
 CASES = {
     "plan of 256 requests": ("quire::plan(quire::Problem, *", MANY),
     "attend, decode": ("quire::attend(*", DECODE),
     "attend, prefill": ("quire::attend(*", PREFILL),
     "attend, mixed": ("quire::attend(*", MIXED),
+    "attend, 4 bits": ("quire::attend(*", FOUR_BITS),
 }
 
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -42,15 +43,22 @@ RowSource rows_of(const Tensor& t, std::int64_t stride) {
 Tensor common_scale(const Tensor& scale) { return scale.rank == 3 ? Tensor() : scale; }
 
 BlockRows block_rows(const KVCache& cache, bool is_k) {
-  return {(is_k ? cache.k : cache.v).data, is_k ? semantics::k_strides(cache) : semantics::v_strides(cache),
-          is_k ? semantics::k_block_scales(cache) : semantics::v_block_scales(cache), page_size(cache), num_kv_heads(cache)};
+  const Tensor& codes = is_k ? cache.k : cache.v;
+  const auto bits = [](std::int64_t count) { return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(count - 1))); };
+  return {codes.data,
+          is_k ? semantics::k_strides(cache) : semantics::v_strides(cache),
+          is_k ? semantics::k_block_scales(cache) : semantics::v_block_scales(cache),
+          fp8_table(block_scale_type(codes.dtype)),
+          bits(num_kv_heads(cache)),
+          bits(page_size(cache))};
 }
 
 /// Makes a source of 4-bit codes one of row numbers.
 void number_rows(RowSource& source, const BlockRows& rows) {
   if (!rows.scales.present()) return;
   source.blocks = &rows;
-  source.strides = {rows.page_size * rows.heads, 1, rows.heads, 0, 1, source.dims};
+  const std::int64_t page = std::int64_t{1} << (rows.head_bits + rows.token_bits), token = std::int64_t{1} << rows.head_bits;
+  source.strides = {page, 1, token, 0, 1, source.dims};
 }
 
 const float* floats(const Tensor& t) { return t.present() ? static_cast<const float*>(t.data) : nullptr; }

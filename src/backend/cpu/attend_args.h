@@ -20,13 +20,14 @@ namespace quire::cpu {
 using plan_detail::MergeItem;
 using plan_detail::WorkItem;
 
-/// Cached rows of 4-bit codes and where their scales lie. Row number n of such a source is that of page n / heads / page_size,
-/// token n / heads % page_size, head n % heads: it takes the place of a row's offset, as scales have strides of their own.
+/// Cached rows of 4-bit codes and where their scales lie. A row has a number in place of an offset, as scales have strides of
+/// their own: the head in its lowest bits, above them the token, above these the page.
 struct BlockRows {
   const void* codes = nullptr;
   semantics::KvStrides strides;  ///< in codes
   semantics::BlockScales scales;
-  std::int64_t page_size = 1, heads = 1;
+  const float* scale_values = nullptr;  ///< [256] f32 values of the scales' codes
+  int head_bits = 0, token_bits = 0;
 };
 
 /// Rows of elements: the row's offset comes from outside, element d of it from `strides`.

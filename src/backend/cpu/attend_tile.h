@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/block_rows.h"
 #include "semantics/latent_row.h"
 
 // Anonymous on purpose, in every header that a kernel includes: each instruction-set unit must keep its own copy of every
@@ -82,23 +83,6 @@ __attribute__((noinline)) inline void gather_row(float* dst, const RowSource& sr
   for (std::int64_t d = 0; d < head_dim; ++d) dst[d] = semantics::load(src.data, src.dtype, offset + src.strides.element(d));
 }
 
-/// A row of 4-bit codes times the scales of their blocks: exact. `number` is that of BlockRows.
-__attribute__((noinline)) inline void load_block_row(float* dst, const RowSource& src, std::int64_t number) {
-  const BlockRows& rows = *src.blocks;
-  const std::int64_t head = number % rows.heads, slot = number / rows.heads;
-  const std::int64_t page = slot / rows.page_size, token = slot % rows.page_size;
-  const std::int64_t block = semantics::elements_of_block(rows.scales.cached);
-  const auto* bytes = static_cast<const std::uint8_t*>(rows.codes) + rows.strides.row(page, head, token) / 2;
-  for (std::int64_t d = 0; d < src.dims; d += block) {
-    const float scale = rows.scales.at(page, token, head, d / block);
-    for (std::int64_t i = d; i < d + block; i += 2) {
-      const std::uint32_t pair = bytes[i / 2];
-      dst[i] = semantics::e2m1_decode(pair & 15u) * scale;
-      dst[i + 1] = semantics::e2m1_decode(pair >> 4) * scale;
-    }
-  }
-}
-
 /// A row of fp8_ds_mla: codes times the scale of their block, then, in K, elements of bf16.
 template <class V>
 __attribute__((noinline)) void load_latent_row(float* dst, const RowSource& src, std::int64_t offset) {
@@ -123,7 +107,7 @@ template <class V>
 void load_row(float* dst, const RowSource& src, std::int64_t offset) {
   const std::int64_t head_dim = src.dims, x = src.strides.x;
   if (src.blocks != nullptr) {
-    load_block_row(dst, src, offset);
+    load_block_row<V>(dst, src, offset);
   } else if (src.dtype == DType::fp8_ds_mla) {
     load_latent_row<V>(dst, src, offset);
   } else if (src.strides.dim != 1) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attend_args.h"
+#include "backend/cpu/block_rows.h"
 #include "backend/cpu/item_view.h"
 
 namespace quire::cpu {
@@ -52,25 +53,22 @@ inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std
                                });
 }
 
-/// Prefetches the lines of the next tile's K or V rows while the current one is worked on: line by line over all its pages side
-/// by side. advance() is told how many keys of the current tile are done; no division, no table look-up.
-class PrefetchWalk {
+/// Prefetches the lines of rows, line by line over all pages side by side. advance() is told how many keys of the
+/// current tile are done; no division, no table look-up.
+class LineWalk {
  public:
-  /// Rows that are not contiguous (the packed layout) are walked as the whole of their page and head.
-  PrefetchWalk(const TileRows* next, const RowSource& source, const std::int64_t* offsets, const AttendArgs& a,
-               std::int64_t keys) {
-    if (next == nullptr || source.blocks != nullptr) return;  // row numbers are no offsets
-    const std::int64_t size = itemsize(source.dtype);
-    const bool whole = source.strides.dim == 1 && source.strides.x >= source.dims;
-    const std::int64_t bytes = (whole ? source.dims : source.dims * a.page_size) * size;
-    row_stride_ = source.strides.token * size;
+  /// Begins with `rows` rows of `bytes` bytes in each run of `next`, `row_stride` bytes apart; row(r) is the first of run r.
+  /// Before that there are none.
+  template <class Row>
+  void begin(const TileRows& next, std::int64_t bytes, std::int64_t row_stride, std::int64_t rows, std::int64_t keys, Row&& row) {
+    num_runs_ = next.num_runs;
+    row_stride_ = row_stride;
     lines_ = (bytes + 63) / 64;
-    steps_ = (whole ? next->longest_run : 1) * lines_;
+    steps_ = rows * lines_;
     keys_ = keys;
-    num_runs_ = next->num_runs;
     for (std::int64_t r = 0; r < num_runs_; ++r) {
-      runs_[r] = static_cast<const std::uint8_t*>(source.data) + offsets[next->run_begin[r]] * size;
-      counts_[r] = next->run_count[r];
+      runs_[r] = row(r);
+      counts_[r] = next.run_count[r];
       if (r == 0 || counts_[r] < shortest_) shortest_ = counts_[r];
     }
   }
@@ -114,6 +112,39 @@ class PrefetchWalk {
   std::int64_t num_runs_ = 0, shortest_ = 0, row_stride_ = 0, lines_ = 1;
   std::int64_t steps_ = 0, keys_ = 1, credit_ = 0;  // steps_ of them are spread over keys_ calls
   std::int64_t row_ = 0, line_ = 0;
+};
+
+/// Prefetches the lines of the next tile's K or V rows, and of the scales of their blocks, while the current one is worked on.
+class PrefetchWalk {
+ public:
+  PrefetchWalk(const TileRows* next, const RowSource& source, const std::int64_t* offsets, const AttendArgs& a,
+               std::int64_t keys) {
+    if (next == nullptr) return;
+    const auto first = [&](std::int64_t r) { return offsets[next->run_begin[r]]; };
+    if (source.blocks != nullptr) {
+      const BlockRows& rows = *source.blocks;
+      const auto codes = [&](std::int64_t r) { return block_row_bytes(rows, first(r)).codes; };
+      const auto scales = [&](std::int64_t r) { return block_row_bytes(rows, first(r)).scales; };
+      const std::int64_t num_scales = source.dims / semantics::elements_of_block(rows.scales.cached);
+      scales_.begin(*next, num_scales, rows.scales.token, next->longest_run, keys, scales);
+      rows_.begin(*next, source.dims / 2, rows.strides.token / 2, next->longest_run, keys, codes);
+      return;
+    }
+    const std::int64_t size = itemsize(source.dtype);
+    // Rows that are not contiguous (the packed layout) are walked as the whole of their page and head.
+    const bool whole = source.strides.dim == 1 && source.strides.x >= source.dims;
+    const std::int64_t bytes = (whole ? source.dims : source.dims * a.page_size) * size;
+    rows_.begin(*next, bytes, source.strides.token * size, whole ? next->longest_run : 1, keys,
+                [&](std::int64_t r) { return static_cast<const std::uint8_t*>(source.data) + first(r) * size; });
+  }
+
+  void advance(std::int64_t keys) {
+    rows_.advance(keys);
+    scales_.advance(keys);
+  }
+
+ private:
+  LineWalk rows_, scales_;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace quire::cpu {
 
-/// [256] values by code, or null if the dtype is not an fp8 format. The tables live as long as the program.
+/// [256] values by code, or null if the dtype is neither an fp8 format nor fp8_e8m0. The tables live as long as the program.
 const float* fp8_table(DType dtype) noexcept;
 
 /// Values of the codes as bf16 codes: every fp8 value is a bf16.

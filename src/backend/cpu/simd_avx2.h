@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "backend/cpu/faults.h"
 #include "backend/cpu/simd_exp.h"
@@ -46,6 +47,17 @@ struct Avx2Simd {
   }
   static Reg load_i8(const std::uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  /// 16 codes of e2m1: eight magnitudes are a register, bit 3 of a code is the sign.
+  static void load_e2m1(const std::uint8_t* p, Reg (&to)[2]) {
+    const Reg magnitudes = _mm256_set_ps(6.0f, 4.0f, 3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
+    for (int r = 0; r < 2; ++r) {
+      std::int32_t eight;
+      std::memcpy(&eight, p + 4 * r, sizeof eight);
+      const __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(eight), _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0));
+      const Reg sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(code, 28)), _mm256_set1_ps(-0.0f));
+      to[r] = _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, code), sign);  // an index is the low three bits
+    }
   }
   /// `count` is a multiple of 8.
   static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "backend/cpu/faults.h"
 #include "backend/cpu/simd_exp.h"
@@ -61,6 +62,17 @@ struct Avx512Simd {
   }
   static Reg load_i8(const std::uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  /// 16 codes of e2m1: an index of the permutation is the low four bits of a lane.
+  static void load_e2m1(const std::uint8_t* p, Reg (&to)[1]) {
+    const Reg values =
+        _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f, 3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
+    const __m512i shifts = _mm512_set_epi32(28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
+    std::int32_t lower, upper;
+    std::memcpy(&lower, p, sizeof lower);
+    std::memcpy(&upper, p + 4, sizeof upper);
+    const __m512i eights = _mm512_mask_set1_epi32(_mm512_set1_epi32(lower), 0xFF00, upper);
+    to[0] = _mm512_permutexvar_ps(_mm512_srlv_epi32(eights, shifts), values);
   }
   static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
     const __m512i mask = _mm512_set1_epi8(static_cast<char>(or_mask)), wanted = _mm512_set1_epi8(static_cast<char>(code));

@@ -54,6 +54,23 @@ struct NeonSimd {
     std::memcpy(&four, p, sizeof four);
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(vcreate_u8(four))))));
   }
+  /// 16 codes of e2m1: a value has two bytes that are not zero, and each is looked up.
+  static void load_e2m1(const std::uint8_t* p, Reg (&to)[4]) {
+    constexpr std::uint8_t kUpper[16] = {0x00, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40,
+                                         0x80, 0xBF, 0xBF, 0xBF, 0xC0, 0xC0, 0xC0, 0xC0};
+    constexpr std::uint8_t kLower[16] = {0x00, 0x00, 0x80, 0xC0, 0x00, 0x40, 0x80, 0xC0,
+                                         0x00, 0x00, 0x80, 0xC0, 0x00, 0x40, 0x80, 0xC0};
+    const uint8x8_t pairs = vld1_u8(p);
+    const uint8x8x2_t codes = vzip_u8(vand_u8(pairs, vdup_n_u8(15)), vshr_n_u8(pairs, 4));
+    const uint8x16_t index = vcombine_u8(codes.val[0], codes.val[1]);
+    const uint8x16_t upper = vqtbl1q_u8(vld1q_u8(kUpper), index), lower = vqtbl1q_u8(vld1q_u8(kLower), index);
+    const uint16x8_t first = vreinterpretq_u16_u8(vzip1q_u8(lower, upper)),
+                     second = vreinterpretq_u16_u8(vzip2q_u8(lower, upper));
+    to[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(first), 16));
+    to[1] = vreinterpretq_f32_u32(vshll_high_n_u16(first, 16));
+    to[2] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(second), 16));
+    to[3] = vreinterpretq_f32_u32(vshll_high_n_u16(second, 16));
+  }
   static bool has_code(const std::uint8_t* p, std::int64_t count, std::uint8_t or_mask, std::uint8_t code) {
     const uint8x16_t mask = vdupq_n_u8(or_mask), wanted = vdupq_n_u8(code);
     uint8x16_t found = vdupq_n_u8(0);

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/faults.h"
 #include "semantics/dtype.h"
+#include "semantics/fp4.h"
 
 namespace quire::cpu {
 
@@ -58,6 +59,11 @@ struct ScalarSimd {
   }
   static Reg load_i8(const std::uint8_t* p) {
     return make([&](int i) { return static_cast<float>(static_cast<std::int8_t>(p[i])); });
+  }
+  /// 16 codes of e2m1, two in a byte, the even one in its low bits.
+  static void load_e2m1(const std::uint8_t* p, Reg (&to)[16 / kWidth]) {
+    for (int r = 0; r < 16 / kWidth; ++r)
+      to[r] = make([&](int i) { return semantics::e2m1_decode(semantics::load_code4(p, r * kWidth + i)); });
   }
   /// Whether (p[i] | or_mask) == code for some i < count, a multiple of kWidth. Here nothing needs to be excepted.
   static bool has_code(const std::uint8_t*, std::int64_t, std::uint8_t, std::uint8_t) { return false; }
