@@ -60,6 +60,18 @@ TEST_P(HipAttend, Matrix) {
 
 INSTANTIATE_TEST_SUITE_P(, HipAttend, testing::Combine(testing::Values(0, 1, 2), testing::ValuesIn(hazards())), name_of);
 
+/// Caches of 4 bits, each type once, on the devices in turn.
+TEST(HipFourBits, TheGenericKernelServesEachType) {
+  ASSERT_FALSE(gpu_devices().empty());
+  int turn = 0;
+  for (const verify_detail::Entry& entry : verify_detail::four_bit_matrix({}, /*quick=*/true)) {
+    set_fake_device(turn++ % 3);
+    const std::vector<std::string> findings = judge(entry.line, on_fake({.kernel = "hip_generic"}));
+    EXPECT_TRUE(findings.empty()) << report(entry.line, findings);
+  }
+  EXPECT_GE(turn, 5);
+}
+
 /// The device finds what no host has read, and says it in the host's words.
 TEST(HipCall, BrokenBatchesAreReportedAndLeaveTheOutputAsItWas) {
   ASSERT_FALSE(gpu_devices().empty());
