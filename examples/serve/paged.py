@@ -29,6 +29,8 @@ CACHE_DTYPES = {
     "mxfp4": np.uint8,
     "int8_per_token_head/nvfp4": np.int8,
     "int8_per_token_head/mxfp4": np.int8,
+    "fp8_per_token_head/nvfp4": ml_dtypes.float8_e4m3fn,
+    "fp8_per_token_head/mxfp4": ml_dtypes.float8_e4m3fn,
 }
 BLOCKS = {"nvfp4": (16, ml_dtypes.float8_e4m3fn), "mxfp4": (32, ml_dtypes.float8_e8m0fnu)}
 
