@@ -30,7 +30,7 @@ SEMANTICS = ["src/semantics/", *TEXT]
 SCHEDULE = ["src/schedule/"]
 NUMERICS = ["src/numerics/"]
 CEIL_DIV = ["src/semantics/ceil_div.h"]
-DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "fp4", "qualifiers")), *CEIL_DIV, *TEXT]
+DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "fp4", "index_tensor", "qualifiers")), *CEIL_DIV, *TEXT]
 
 # Folder -> what its files may include besides their own folder. The longest matching folder counts.
 ALLOWED = {

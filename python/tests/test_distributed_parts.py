@@ -7,7 +7,7 @@ from dense import make_job
 from sharded import on_ranks, rank_batch, rank_cache, without_errors
 
 import quire
-from quire.distributed import ContextShard, Group, attend, plan
+from quire.distributed import ContextShard, Group, _attend, attend, plan
 from quire.distributed._parts import shards_of_rank, table_of
 
 LENGTHS = dict(query_lens=[1, 7, 0, 20, 1, 3], context_lens=[0, 30, 5, 0, 161, 2])
@@ -70,6 +70,15 @@ def test_what_else_is_in_the_batch_changes_no_bit():
         pages = -(-162 // source.shape[1])
         target[alone.block_table[0, :pages]] = source[job.block_table[4, :pages]]
     assert np.array_equal(run(job, 2, 4)[0][0][row], run(alone, 4, 4)[0][0][0])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_rank_plans_each_of_its_parts_once(monkeypatch, world):
+    planned = []
+    right = _attend._quire.plan
+    monkeypatch.setattr(_attend._quire, "plan", lambda *args, **how: planned.append(how) or right(*args, **how))
+    run(make_job(**LENGTHS, dtype="f32"), world, 4)
+    assert len(planned) == 4
 
 
 def test_own_heads():

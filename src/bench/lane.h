@@ -56,11 +56,7 @@ std::vector<AnyLane> lanes_of(const std::vector<BenchVariant>& variants, Make&& 
       lanes.push_back(std::move(lane).value());
       continue;
     }
-    BenchResult refused;
-    refused.variant = variant;
-    refused.status = BenchStatus::refused;
-    refused.reason = lane.status().message();
-    result.results.push_back(std::move(refused));
+    result.results.push_back({.variant = variant, .status = BenchStatus::refused, .reason = lane.status().message()});
   }
   return lanes;
 }

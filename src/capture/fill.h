@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "quire/tensor.hpp"
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 
 namespace quire::capture {
 
@@ -15,11 +15,7 @@ namespace quire::capture {
 inline constexpr std::int64_t kImpossiblePage = 2147480000;
 
 inline void store_index(const Tensor& t, std::int64_t element, std::int64_t value) {
-  if (t.dtype == DType::i64) {
-    static_cast<std::int64_t*>(t.data)[element] = value;
-  } else {
-    static_cast<std::int32_t*>(t.data)[element] = static_cast<std::int32_t>(value);
-  }
+  semantics::store_index(t.data, t.dtype, element, value);
 }
 
 /// Fills a contiguous floating tensor.

@@ -74,40 +74,17 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
   d.batch_ = c.batch;
   d.cache_ = c.cache;
   d.options_ = c.options;
-  Batch& b = d.batch_;
-  for (Tensor* t : {&b.query,
-                    &b.output,
-                    &b.query_start_loc,
-                    &b.seq_lens,
-                    &b.block_table,
-                    &b.cached_lens,
-                    &b.key,
-                    &b.value,
-                    &b.slot_mapping,
-                    &b.lse,
-                    &b.request_ids,
-                    &d.cache_.k,
-                    &d.cache_.v,
-                    &d.cache_.k_scale,
-                    &d.cache_.v_scale,
-                    &d.cache_.k_block_scale,
-                    &d.cache_.v_block_scale,
-                    &b.q_scale,
-                    &b.output_scale,
-                    &b.causal,
-                    &b.q_begin,
-                    &b.key_begin,
-                    &d.options_.alibi_slopes,
-                    &d.options_.sinks,
-                    &b.spans,
-                    &b.prefix_lens,
-                    &b.tree_mask,
-                    &b.tree_lens})
-    if (t != &d.cache_.v || !is_within(c.cache.v, c.cache.k)) {
-      if (Status s = d.place(*t); !s.ok()) return s;
-    } else {
-      *t = moved_with(c.cache.v, c.cache.k, d.cache_.k);
+  Status status;
+  const auto place = [&](Tensor& t) {
+    if (&t == &d.cache_.v && is_within(c.cache.v, c.cache.k)) {
+      t = moved_with(c.cache.v, c.cache.k, d.cache_.k);
+    } else if (status.ok()) {
+      status = d.place(t);
     }
+  };
+  for (Tensor* t : {&d.batch_.output, &d.batch_.lse, &d.batch_.request_ids}) place(*t);
+  for_each_input(d.batch_, d.cache_, d.options_, place);
+  if (!status.ok()) return status;
   return d;
 }
 

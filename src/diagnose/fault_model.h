@@ -9,6 +9,8 @@ namespace quire::diagnose_detail {
 using faults_detail::cached_place_changed;
 using faults_detail::Facts;
 using faults_detail::Fault;
+using faults_detail::function_changed;
+using faults_detail::function_set;
 using faults_detail::Key;
 using faults_detail::keys_changed;
 using faults_detail::keys_dropped;

@@ -9,7 +9,7 @@
 
 #include "diagnose/fault_model.h"
 #include "semantics/ceil_div.h"
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -72,11 +72,8 @@ std::vector<std::int64_t> indices_of(const Tensor& t) {
   return values;
 }
 
-Tensor index_tensor_of(Case& owner, const std::vector<std::int64_t>& values) {
-  std::byte* const data = owner.allocate(values.size() * sizeof(std::int64_t));
-  if (data == nullptr) throw std::bad_alloc();
-  if (!values.empty()) std::memcpy(data, values.data(), values.size() * sizeof(std::int64_t));
-  return Tensor::contiguous(data, DType::i64, static_cast<std::int64_t>(values.size()));
+Tensor index_tensor_of(Case& owner, const std::vector<std::int64_t>& values, std::int64_t columns = 0) {
+  return semantics::index_tensor(owner, DType::i64, values, columns);
 }
 
 /// Numbers by name that all ranks share; texts of types and layouts are numbers of theirs.
@@ -190,8 +187,7 @@ Status copy_request(const RankCaptures& captures, std::int64_t request, std::int
 Tensor new_cache(Case& owner, DType dtype, std::int64_t pages, const Case& like) {
   const std::int64_t size = page_size(like.cache), heads = num_kv_heads(like.cache), dims = like.batch.query.shape[2];
   const auto bytes = static_cast<std::size_t>(pages * size * heads * dims * itemsize(dtype));
-  std::byte* const data = owner.allocate(bytes);
-  if (data == nullptr) throw std::bad_alloc();
+  std::byte* const data = semantics::new_bytes(owner, bytes);
   std::memset(data, 0, bytes);
   return Tensor::contiguous(data, dtype, pages, size, heads, dims);
 }
@@ -337,9 +333,7 @@ Result<Case> whole_case(const RankCaptures& captures) {
     for (std::int64_t j = 0; j * size < lengths[r]; ++j)
       table[r * static_cast<std::size_t>(columns) + static_cast<std::size_t>(j)] = next++;
   }
-  whole.batch.block_table = index_tensor_of(whole, table);
-  whole.batch.block_table =
-      Tensor::contiguous(whole.batch.block_table.data, DType::i64, static_cast<std::int64_t>(lengths.size()), columns);
+  whole.batch.block_table = index_tensor_of(whole, table, columns);
   return whole;
 }
 
@@ -365,16 +359,14 @@ Result<Case> own_case(const RankCaptures& captures, std::size_t rank) {
   if (!local->q_begin.empty()) own.batch.q_begin = index_tensor_of(own, local->q_begin);
   if (!local->key_begin.empty()) own.batch.key_begin = index_tensor_of(own, local->key_begin);
   const auto count = static_cast<std::int64_t>(local->causal.size());
-  std::byte* const flags = own.allocate(std::max<std::size_t>(local->causal.size(), 1));
-  if (flags == nullptr) throw std::bad_alloc();
+  std::byte* const flags = semantics::new_bytes(own, local->causal.size());
   std::copy(local->causal.begin(), local->causal.end(), reinterpret_cast<std::uint8_t*>(flags));
   own.batch.causal = Tensor::contiguous(flags, DType::u8, count);
   const std::int64_t columns = c.batch.block_table.shape[1];
   std::vector<std::int64_t> table;
   for (const std::int64_t request : local->request)
     for (std::int64_t j = 0; j < columns; ++j) table.push_back(index_of(c.batch.block_table, request, j));
-  own.batch.block_table = index_tensor_of(own, table);
-  own.batch.block_table = Tensor::contiguous(own.batch.block_table.data, DType::i64, count, columns);
+  own.batch.block_table = index_tensor_of(own, table, columns);
   return own;
 }
 

@@ -9,6 +9,7 @@
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
 #include "semantics/ceil_div.h"
+#include "semantics/index_tensor.h"
 
 namespace quire {
 namespace {
@@ -26,8 +27,7 @@ Tensor gather(Case& out, const Tensor& t, const std::vector<std::int64_t>& slice
   Tensor shape = t;
   shape.shape[0] = static_cast<std::int64_t>(slices.size());
   const std::int64_t size = itemsize(t.dtype);
-  auto* to = out.allocate(static_cast<std::size_t>(shape.num_elements() * size));
-  if (to == nullptr) throw std::bad_alloc();
+  std::byte* const to = semantics::new_bytes(out, static_cast<std::size_t>(shape.num_elements() * size));
   const Tensor result = Tensor::from_shape(to, t.dtype, shape.shape, t.rank);
   if (t.is_contiguous() && t.shape[0] > 0) {
     const auto bytes = static_cast<std::size_t>(t.num_elements() / t.shape[0] * size);
@@ -47,23 +47,6 @@ Tensor gather(Case& out, const Tensor& t, const std::vector<std::int64_t>& slice
     std::memcpy(to + i * size, static_cast<const std::byte*>(t.data) + from * size, static_cast<std::size_t>(size));
   }
   return result;
-}
-
-void put_index(const Tensor& t, std::int64_t i, std::int64_t value) {
-  if (t.dtype == DType::i64) {
-    static_cast<std::int64_t*>(t.data)[i] = value;
-  } else {
-    static_cast<std::int32_t*>(t.data)[i] = static_cast<std::int32_t>(value);
-  }
-}
-
-/// Makes an index tensor of the given type and values.
-Tensor index_tensor(Case& out, DType dtype, const std::vector<std::int64_t>& values) {
-  auto* data = out.allocate(values.size() * static_cast<std::size_t>(itemsize(dtype)));
-  if (data == nullptr) throw std::bad_alloc();
-  const Tensor t = Tensor::contiguous(data, dtype, values.size());
-  for (std::size_t i = 0; i < values.size(); ++i) put_index(t, static_cast<std::int64_t>(i), values[i]);
-  return t;
 }
 
 class Cut {
@@ -137,8 +120,7 @@ class Cut {
     if (!t.present() || t.rank == 0) {
       if (!t.present()) return t;
       Tensor copy = t;
-      auto* data = out.allocate(static_cast<std::size_t>(itemsize(t.dtype)));
-      if (data == nullptr) throw std::bad_alloc();
+      std::byte* const data = semantics::new_bytes(out, static_cast<std::size_t>(itemsize(t.dtype)));
       std::memcpy(data, t.data, static_cast<std::size_t>(itemsize(t.dtype)));
       copy.data = data;
       return copy;
@@ -151,7 +133,7 @@ class Cut {
   Tensor starts(Case& out) const {
     std::vector<std::int64_t> values{0};
     for (const std::int64_t r : requests_) values.push_back(values.back() + f_.query_len(r));
-    return index_tensor(out, c_.batch.query_start_loc.dtype, values);
+    return semantics::index_tensor(out, c_.batch.query_start_loc.dtype, values);
   }
 
   Tensor table(Case& out) const {
@@ -161,7 +143,7 @@ class Cut {
         const std::int64_t page = f_.page(requests_[i], j);
         const auto at = std::lower_bound(pages_.begin(), pages_.end(), page) - pages_.begin();
         const bool kept = j < pages_of(requests_[i]) && is_page(page);
-        put_index(t, static_cast<std::int64_t>(i) * t.shape[1] + j, kept ? at : kNoPage);
+        semantics::store_index(t.data, t.dtype, static_cast<std::int64_t>(i) * t.shape[1] + j, kept ? at : kNoPage);
       }
     return t;
   }

@@ -56,12 +56,10 @@ Suspects positive_masked(const Clues& e) {
   const Facts* f = &e.facts;
   if (const std::string why = hidden(*f); !why.empty()) return cannot_show(why);
   if (!any_slope(*f, [f](std::int64_t h) { return slope_of(*f, h) < 0; })) return cannot_show("no slope is negative");
-  return one([](Model& m) {
-    m.bias = [before = m.bias](const Row& r, std::int64_t k) {
-      const double bias = before(r, k);
-      return bias > 0 ? kNegInf : bias;
-    };
-  });
+  return one(function_changed(&Model::bias, [](const auto& before, const Row& r, std::int64_t k) {
+    const double bias = before(r, k);
+    return bias > 0 ? kNegInf : bias;
+  }));
 }
 
 /// The slope of head `of(h)` for head h.
@@ -91,11 +89,9 @@ Suspects origin(const Clues& e) {
   Suspects s;
   const auto add = [&](const char* detail, auto of, bool shows) {
     if (!shows) return;
-    s.list.push_back({detail, [f, of](Model& m) {
-                        m.bias = [f, of](const Row& r, std::int64_t k) {
-                          return slope_of(*f, r.query_head) * static_cast<double>(k - of(r));
-                        };
-                      }});
+    s.list.push_back({detail, function_set(&Model::bias, [f, of](const Row& r, std::int64_t k) {
+                        return slope_of(*f, r.query_head) * static_cast<double>(k - of(r));
+                      })});
   };
   const bool chunks = f->max_query_len() > 1;
   add("distances from context_len", [](const Row& r) { return r.context_len(); }, chunks);
@@ -115,16 +111,10 @@ Suspects before_scale(const Clues& e) {
 
 Suspects in_f16(const Clues& e) {
   if (const std::string why = hidden(e.facts); !why.empty()) return cannot_show(why);
-  const auto plant = [](Model& m) {
-    m.bias = [before = m.bias](const Row& r, std::int64_t k) -> double {
-      return semantics::bf16_decode(semantics::bf16_encode(static_cast<float>(before(r, k))));
-    };
-  };
-  Model planted(e.facts);
-  plant(planted);
-  if (e.wrong.empty() && largest_change(e.facts, planted) < 8)
-    return cannot_show("the rounding of the bias stays within that of the output");
-  return one(plant);
+  const auto plant = function_changed(&Model::bias, [](const auto& before, const Row& r, std::int64_t k) -> double {
+    return semantics::bf16_decode(semantics::bf16_encode(static_cast<float>(before(r, k))));
+  });
+  return if_it_changes_by(e, 8, plant, "the rounding of the bias stays within that of the output");
 }
 
 }  // namespace

@@ -27,17 +27,6 @@ constexpr std::size_t kRowsAtOnce = 64;          // (row, head) pairs that a thr
 constexpr std::size_t kThreadedPairs = 4096;     // below this, starting threads costs more than it saves
 constexpr std::int64_t kLargeBatch = 1'000'000;  // visible pairs x heads from which right rows are left to the kernels
 
-void store(const Batch& b, const RowHead& at, const RowResult& result) {
-  if (!result.written) return;
-  const Tensor& o = b.output;
-  for (std::size_t d = 0; d < result.out.size(); ++d)
-    semantics::store(o.data, o.dtype, at.token * o.stride[0] + at.head * o.stride[1] + static_cast<std::int64_t>(d) * o.stride[2],
-                     static_cast<float>(result.out[d]));
-  if (!b.lse.present()) return;
-  semantics::store(b.lse.data, b.lse.dtype, at.token * b.lse.stride[0] + at.head * b.lse.stride[1],
-                   static_cast<float>(result.lse));
-}
-
 bool same_row(const faults_detail::Row& a, const faults_detail::Row& b) {
   return a.written == b.written && a.req == b.req && a.query_token == b.query_token && a.query_head == b.query_head &&
          a.first_token == b.first_token && a.query_len == b.query_len && a.seq_len == b.seq_len && a.cached_len == b.cached_len &&
@@ -60,7 +49,7 @@ void compute(const Facts& f, const Model& model, const std::vector<RowHead>& row
     const std::size_t first = chunk * kRowsAtOnce;
     const std::span<const RowHead> some(rows.data() + first, std::min(kRowsAtOnce, rows.size() - first));
     const std::vector<RowResult> results = evaluate(model, some);
-    for (std::size_t j = 0; j < some.size(); ++j) store(f.batch, some[j], results[j]);
+    for (std::size_t j = 0; j < some.size(); ++j) store_row(f.batch, some[j], results[j]);
   });
 }
 
@@ -91,7 +80,7 @@ Status attend_right_rows(const Facts& f, const std::vector<RowHead>& changed) {
       for (std::int64_t d = 0; d < f.v_head_dim; ++d)
         row.out[static_cast<std::size_t>(d)] = semantics::load(b.output.data, b.output.dtype, at * f.v_head_dim + d);
       row.lse = lse[static_cast<std::size_t>(at)];
-      store(f.batch, {t, h}, row);
+      store_row(f.batch, {t, h}, row);
     }
   return {};
 }
@@ -102,7 +91,7 @@ void zero_padding(const Facts& f) {
   const RowResult zero = {.out = std::vector<double>(static_cast<std::size_t>(f.v_head_dim)),
                           .lse = -std::numeric_limits<double>::infinity()};
   for (std::int64_t t = f.num_tokens; t < f.batch.query.shape[0]; ++t)
-    for (std::int64_t h = 0; h < f.num_q_heads; ++h) store(f.batch, {t, h}, zero);
+    for (std::int64_t h = 0; h < f.num_q_heads; ++h) store_row(f.batch, {t, h}, zero);
 }
 
 /// Writes all rows, or only `tokens`, as a kernel with the fault would.

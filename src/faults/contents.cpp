@@ -45,7 +45,7 @@ Suspects context_zero(const Clues& e) {
 
 Suspects one_side_zero(const Clues& e) {
   const Facts& f = e.facts;
-  if (!any_cached(f)) return cannot_show("no row reads the cache");
+  if (!any_cached(f)) return cannot_show(kNotCached);
   if (!scores_matter(f)) return cannot_show(kOneKey);
   return one(cached_place_changed([](const Model&, const Row&, Side side, std::int64_t, Place& place) {
     if (side == Side::key) place.kind = Place::Kind::zero;
@@ -75,13 +75,13 @@ Suspects neighbour_row(const Clues& e) {
   if (!any_new_row(*f)) return cannot_show("every key comes from the cache");
   Suspects s;
   for (const std::int64_t by : {1, -1})
-    s.list.push_back({by == 1 ? "the row below" : "the row above", [f, by](Model& m) {
-                        m.place = [f, by, before = m.place](const Model& model, const Row& r, Side side, std::int64_t k) {
-                          Place place = before(model, r, side, k);
-                          place.token = std::clamp<std::int64_t>(place.token + by, 0, f->num_tokens - 1);
-                          return place;
-                        };
-                      }});
+    s.list.push_back({by == 1 ? "the row below" : "the row above",
+                      function_changed(&Model::place,
+                                       [f, by](const auto& before, const Model& model, const Row& r, Side side, std::int64_t k) {
+                                         Place place = before(model, r, side, k);
+                                         place.token = std::clamp<std::int64_t>(place.token + by, 0, f->num_tokens - 1);
+                                         return place;
+                                       })});
   return s;
 }
 
@@ -93,15 +93,13 @@ Suspects append_cap(const Clues& e) {
   if (f->num_kv_heads * chunks <= kThreads)
     return cannot_show(
         formatted("{} KV heads of {} chunks of {} elements fit into {} threads", f->num_kv_heads, chunks, x, kThreads));
-  if (!any_cached(*f)) return cannot_show("no row reads the cache");
-  return one([x, chunks](Model& m) {
-    m.vector = [x, chunks, before = m.vector](const Row& r, Side side, const Place& place, std::int64_t head,
-                                              std::span<double> v) {
-      if (before) before(r, side, place, head, v);
-      for (std::size_t d = 0; place.kind == Place::Kind::cache && d < v.size(); ++d)
-        if (head * chunks + static_cast<std::int64_t>(d) / x >= kThreads) v[d] = 0;
-    };
-  });
+  if (!any_cached(*f)) return cannot_show(kNotCached);
+  return one(function_changed(&Model::vector, [x, chunks](const auto& before, const Row& r, Side side, const Place& place,
+                                                          std::int64_t head, std::span<double> v) {
+    if (before) before(r, side, place, head, v);
+    for (std::size_t d = 0; place.kind == Place::Kind::cache && d < v.size(); ++d)
+      if (head * chunks + static_cast<std::int64_t>(d) / x >= kThreads) v[d] = 0;
+  }));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 namespace quire::faults_detail {
 
@@ -20,54 +21,48 @@ Row decode_row(const Facts& f, Row row, std::int64_t req) {
   return row;
 }
 
-void believe_query_start_loc(const Facts& facts, std::vector<std::int64_t> seen, Model& model) {
-  const Facts* f = &facts;
-  model.row = [f, seen = std::move(seen), before = model.row](std::int64_t token, std::int64_t head) {
-    Row row = before(token, head);
+Suspects starts_seen(const Clues& e, std::vector<std::int64_t> seen) {
+  std::string detail = formatted("it sees query_lens {}", lengths_seen(seen));
+  const auto believe = [f = &e.facts, seen = std::move(seen)](Row& row) {
     for (std::int64_t r = f->num_reqs - 1; r >= 0; --r) {
       const std::int64_t first = seen[Facts::at(r)], end = seen[Facts::at(r + 1)];
-      if (token < first || token >= end) continue;
+      if (row.token < first || row.token >= end) continue;
       row.req = r;
       row.first_token = first;
       row.query_len = end - first;
       row.seq_len = f->seq_lens[Facts::at(r)];
       row.cached_len = f->cached_lens[Facts::at(r)];
-      row.q_pos = row.context_len() + token - first;
-      return row;
+      row.q_pos = row.context_len() + row.token - first;
+      return;
     }
     row.written = false;
-    return row;
   };
+  return rows_only(row_changed(believe), std::move(detail));
 }
 
-void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model& model) {
-  const Facts* f = &facts;
-  model.row = [f, seen = std::move(seen), before = model.row](std::int64_t token, std::int64_t head) {
-    Row row = before(token, head);
+Suspects seq_lens_seen(const Clues& e, std::vector<std::int64_t> seen) {
+  std::string detail = formatted("it sees seq_lens {}", first_values(seen));
+  const auto believe = [f = &e.facts, seen = std::move(seen)](Row& row) {
     row.seq_len = seen[Facts::at(row.req)];
     if (!f->batch.cached_lens.present()) row.cached_len = row.seq_len;
-    row.q_pos = row.context_len() + token - row.first_token;
-    return row;
+    row.q_pos = row.context_len() + row.token - row.first_token;
   };
+  return rows_only(row_changed(believe), std::move(detail));
 }
 
 Plant row_changed(std::function<void(Row&)> change) {
-  return [change = std::move(change)](Model& m) {
-    m.row = [change, before = m.row](std::int64_t token, std::int64_t head) {
-      Row row = before(token, head);
-      change(row);
-      return row;
-    };
-  };
+  return function_changed(&Model::row, [change = std::move(change)](const auto& before, std::int64_t token, std::int64_t head) {
+    Row row = before(token, head);
+    change(row);
+    return row;
+  });
 }
 
 Plant keys_changed(std::function<void(const Row&, std::vector<Key>&)> change) {
-  return [change = std::move(change)](Model& m) {
-    m.keys = [change, before = m.keys](const Row& row, std::vector<Key>& keys) {
-      before(row, keys);
-      change(row, keys);
-    };
-  };
+  return function_changed(&Model::keys, [change = std::move(change)](const auto& before, const Row& row, std::vector<Key>& keys) {
+    before(row, keys);
+    change(row, keys);
+  });
 }
 
 Plant keys_dropped(std::function<bool(const Row&, std::int64_t)> drop) {
@@ -77,30 +72,25 @@ Plant keys_dropped(std::function<bool(const Row&, std::int64_t)> drop) {
 }
 
 Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
-  return [first = std::move(first), last = std::move(last)](Model& m) {
-    m.keys = [first, last](const Row& row, std::vector<Key>& keys) {
-      append_keys(std::max<std::int64_t>(0, first(row)), last(row), keys);
-    };
-  };
+  return function_set(&Model::keys, [first = std::move(first), last = std::move(last)](const Row& row, std::vector<Key>& keys) {
+    append_keys(std::max<std::int64_t>(0, first(row)), last(row), keys);
+  });
 }
 
 Plant cached_place_changed(ChangePlace change) {
-  return [change = std::move(change)](Model& m) {
-    m.place = [change, before = m.place](const Model& model, const Row& row, Side side, std::int64_t position) {
-      Place place = before(model, row, side, position);
-      if (place.kind == Place::Kind::cache) change(model, row, side, position, place);
-      return place;
-    };
-  };
+  return function_changed(&Model::place, [change = std::move(change)](const auto& before, const Model& model, const Row& row,
+                                                                      Side side, std::int64_t position) {
+    Place place = before(model, row, side, position);
+    if (place.kind == Place::Kind::cache) change(model, row, side, position, place);
+    return place;
+  });
 }
 
 Plant result_changed(std::function<void(const Row&, RowResult&)> change) {
-  return [change = std::move(change)](Model& m) {
-    m.finish = [change, before = m.finish](const Row& row, RowResult& result) {
-      before(row, result);
-      change(row, result);
-    };
-  };
+  return function_changed(&Model::finish, [change = std::move(change)](const auto& before, const Row& row, RowResult& result) {
+    before(row, result);
+    change(row, result);
+  });
 }
 
 namespace {
@@ -226,6 +216,30 @@ std::string lengths_seen(const std::vector<std::int64_t>& query_start_loc) {
   std::vector<std::int64_t> lengths;
   for (std::size_t i = 0; i + 1 < query_start_loc.size(); ++i) lengths.push_back(query_start_loc[i + 1] - query_start_loc[i]);
   return first_values(lengths);
+}
+
+std::int64_t word_of(const Tensor& t, std::int64_t i) {
+  std::int32_t value = 0;
+  std::memcpy(&value, static_cast<const char*>(t.data) + i * 4, sizeof value);
+  return value;
+}
+
+Suspects if_it_changes_by(const Clues& e, double least, Plant plant, const char* why_not) {
+  Model planted(e.facts);
+  plant(planted);
+  return e.wrong.empty() && largest_change(e.facts, planted) < least ? cannot_show(why_not) : one(std::move(plant));
+}
+
+std::array<std::int64_t, 5> contiguous_strides(CacheLayout layout, Side side, std::int64_t heads, std::int64_t page_size,
+                                               std::int64_t head_dim, std::int64_t x) {
+  const std::int64_t page = heads * page_size * head_dim;
+  switch (layout) {
+    case CacheLayout::nhd: return {page, heads * head_dim, head_dim, 1, 0};
+    case CacheLayout::hnd: return {page, page_size * head_dim, head_dim, 1, 0};
+    case CacheLayout::packed: break;
+  }
+  if (side == Side::value) return {page, head_dim * page_size, page_size, 1, 0};
+  return {page, head_dim * page_size, page_size * x, x, 1};
 }
 
 std::string name_of(DType dtype) { return std::string(name(dtype)); }

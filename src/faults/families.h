@@ -2,8 +2,8 @@
 // The families of the catalogue, one file each, and helpers that several families need.
 #pragma once
 
+#include <array>
 #include <functional>
-#include <limits>
 #include <string>
 
 #include "faults/fault.h"
@@ -35,28 +35,26 @@ void add_positions(std::vector<Fault>& list);
 void add_shapes(std::vector<Fault>& list);
 void add_head_dims(std::vector<Fault>& list);
 
+/// Suspects of a fault on a batch.
+using Find = std::function<Suspects(const Clues&)>;
+
 /// Adds faults of one family to the catalogue. `seen`: where people met the fault, or empty. `next`: advice for the next step.
 struct Family {
   std::vector<Fault>& list;
   const char* name;
 
-  void operator()(const char* id, const char* text, const char* seen, const char* next,
-                  std::function<Suspects(const Clues&)> suspects, Rank rank = Rank::mistake) const {
+  void operator()(const char* id, const char* text, const char* seen, const char* next, Find suspects,
+                  Rank rank = Rank::mistake) const {
     list.push_back({{id, name, text, seen, next}, rank, std::move(suspects)});
   }
 };
 
 inline constexpr const char* kSameKeys = "every row sees the same keys all the same";
-inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+inline constexpr const char* kNotCached = "no row reads the cache";
 inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault lists at most; bounds the time of diagnose()
 
 /// The row as a decode kernel computes it that takes it for request `req`.
 Row decode_row(const Facts& facts, Row row, std::int64_t req);
-/// A kernel whose query_start_loc is `seen`: later requests overwrite earlier ones; rows of no request are never written.
-void believe_query_start_loc(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
-/// A kernel whose seq_lens are `seen`. cached_len follows if the batch has no cached_lens.
-void believe_seq_lens(const Facts& facts, std::vector<std::int64_t> seen, Model& model);
 
 // Plants that change what one function of a model gave so far.
 
@@ -123,6 +121,17 @@ double largest_change(const Facts& f, const Model& planted);
 std::string first_values(const std::vector<std::int64_t>& values);
 /// The differences of a query_start_loc, likewise.
 std::string lengths_seen(const std::vector<std::int64_t>& query_start_loc);
+/// A kernel whose query_start_loc is `seen`: later requests overwrite earlier ones; rows of no request are never written.
+Suspects starts_seen(const Clues& e, std::vector<std::int64_t> seen);
+/// A kernel whose seq_lens are `seen`. cached_len follows if the batch has no cached_lens.
+Suspects seq_lens_seen(const Clues& e, std::vector<std::int64_t> seen);
+/// Word `i` of an int64 tensor whose elements are read as 32-bit words.
+std::int64_t word_of(const Tensor& t, std::int64_t i);
+/// A suspect whose mutant changes an output by at least so many units of its type's rounding (largest_change()).
+Suspects if_it_changes_by(const Clues& e, double least, Plant plant, const char* why_not);
+/// Strides of a contiguous cache of these sizes, rows of `head_dim` elements; x belongs to packed K.
+std::array<std::int64_t, 5> contiguous_strides(CacheLayout layout, Side side, std::int64_t heads, std::int64_t page_size,
+                                               std::int64_t head_dim, std::int64_t x);
 std::string name_of(DType dtype);
 
 }  // namespace quire::faults_detail

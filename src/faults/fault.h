@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "faults/model.h"
@@ -25,6 +26,21 @@ struct Clues {
 
 /// Plants a fault: changes the model of a right kernel into the model of a wrong one.
 using Plant = std::function<void(Model&)>;
+
+/// Plants `wrong` in place of one function of a model.
+template <typename AnyModel, typename Function, typename Wrong>
+auto function_set(Function AnyModel::* function, Wrong wrong) {
+  return [function, wrong = std::move(wrong)](AnyModel& m) { m.*function = wrong; };
+}
+/// The same with a `wrong` whose first argument is the function that was there before.
+template <typename AnyModel, typename Function, typename Wrong>
+auto function_changed(Function AnyModel::* function, Wrong wrong) {
+  return [function, wrong = std::move(wrong)](AnyModel& m) {
+    m.*function = [wrong, before = m.*function](auto&&... arguments) {
+      return wrong(before, std::forward<decltype(arguments)>(arguments)...);
+    };
+  };
+}
 
 /// A way in which a fault could have happened on this batch.
 struct Suspect {

@@ -25,7 +25,7 @@ using Reader = std::function<Decode(DType stored)>;
 
 /// Suspects with both caches misread, or one of them, as far as the fault speaks of their types.
 Suspects misread(const Clues& e, const Reader& reader, const std::string& detail, const std::string& why_not) {
-  if (!any_cached(e.facts)) return cannot_show("no row reads the cache");
+  if (!any_cached(e.facts)) return cannot_show(kNotCached);
   const Decode of_key = reader(type_of(e.facts, Side::key)), of_value = reader(type_of(e.facts, Side::value));
   Suspects s;
   for (const int sides : {3, 1, 2}) {
@@ -33,61 +33,34 @@ Suspects misread(const Clues& e, const Reader& reader, const std::string& detail
     if ((sides & 2) != 0 && !of_value) continue;
     if (sides == 1 && !scores_matter(e.facts)) continue;
     const char* which = sides == 3 ? "K and V" : sides == 1 ? "K only" : "V only";
-    s.list.push_back({formatted("{}, {}", detail, which), [of_key, of_value, sides](Model& m) {
-                        m.decode = [of_key, of_value, sides, before = m.decode](
-                                       Side side, const void* data, std::span<const std::int64_t> at, double* values) {
-                          const bool wrong = (sides & (side == Side::key ? 1 : 2)) != 0;
-                          const Decode& decode = side == Side::key ? of_key : of_value;
-                          return wrong ? decode(data, at, values) : before(side, data, at, values);
-                        };
-                      }});
+    s.list.push_back(
+        {formatted("{}, {}", detail, which),
+         function_changed(&Model::decode, [of_key, of_value, sides](const auto& before, Side side, const void* data,
+                                                                    std::span<const std::int64_t> at, double* values) {
+           const bool wrong = (sides & (side == Side::key ? 1 : 2)) != 0;
+           const Decode& decode = side == Side::key ? of_key : of_value;
+           return wrong ? decode(data, at, values) : before(side, data, at, values);
+         })});
   }
   if (s.list.empty()) s.why_not = of_key ? kOneKey : why_not;
   return s;
 }
 
 /// `wrong(stored)` is the type that codes are taken for; none: the fault says nothing of the stored type.
-Suspects read_as(const Clues& e, DType (*wrong)(DType stored)) {
-  const DType k = type_of(e.facts, Side::key), v = type_of(e.facts, Side::value);
-  const DType stored = wrong(k) != DType::none ? k : v;
-  return misread(
-      e,
-      [wrong](DType of_side) -> Decode {
-        const DType type = wrong(of_side);
-        if (type == DType::none) return {};
-        return [type](const void* data, std::span<const std::int64_t> at, double* values) { decode_as(type, data, at, values); };
-      },
-      formatted("{} read as {}", name_of(stored), name_of(wrong(stored))), not_fp8(e.facts));
-}
-
-Suspects other_zero(const Clues& e) {
-  return read_as(e, [](DType stored) {
-    switch (stored) {
-      case DType::fp8_e4m3fn: return DType::fp8_e4m3fnuz;
-      case DType::fp8_e4m3fnuz: return DType::fp8_e4m3fn;
-      case DType::fp8_e5m2: return DType::fp8_e5m2fnuz;
-      case DType::fp8_e5m2fnuz: return DType::fp8_e5m2;
-      default: return DType::none;
-    }
-  });
-}
-
-Suspects other_exponent(const Clues& e) {
-  return read_as(e, [](DType stored) {
-    switch (stored) {
-      case DType::fp8_e4m3fn: return DType::fp8_e5m2;
-      case DType::fp8_e4m3fnuz: return DType::fp8_e5m2fnuz;
-      case DType::fp8_e5m2: return DType::fp8_e4m3fn;
-      case DType::fp8_e5m2fnuz: return DType::fp8_e4m3fnuz;
-      default: return DType::none;
-    }
-  });
-}
-
-Suspects other_half(const Clues& e) {
-  return read_as(e, [](DType stored) {
-    return stored == DType::f16 ? DType::bf16 : stored == DType::bf16 ? DType::f16 : DType::none;
-  });
+Find read_as(DType (*wrong)(DType stored)) {
+  return [wrong](const Clues& e) {
+    const DType k = type_of(e.facts, Side::key), v = type_of(e.facts, Side::value);
+    const DType stored = wrong(k) != DType::none ? k : v;
+    return misread(
+        e,
+        [wrong](DType of_side) -> Decode {
+          const DType type = wrong(of_side);
+          if (type == DType::none) return {};
+          return
+              [type](const void* data, std::span<const std::int64_t> at, double* values) { decode_as(type, data, at, values); };
+        },
+        formatted("{} read as {}", name_of(stored), name_of(wrong(stored))), not_fp8(e.facts));
+  };
 }
 
 Suspects integers(const Clues& e) {
@@ -112,40 +85,40 @@ Suspects integers(const Clues& e) {
 }
 
 /// One side's type for both: only where elements have one size, as others lie at other addresses.
-Suspects type_of_other(const Clues& e, Side wrong) {
-  const Facts& f = e.facts;
-  const Side other = wrong == Side::key ? Side::value : Side::key;
-  const DType own = type_of(f, wrong), taken = type_of(f, other);
-  if (own == taken) return cannot_show("K and V have one type");
-  if (itemsize(own) != itemsize(taken) || is_four_bit(own) || is_four_bit(taken))
-    return cannot_show(formatted("elements of {} and {} have sizes of their own", name_of(own), name_of(taken)));
-  if (!any_cached(f)) return cannot_show("no row reads the cache");
-  if (wrong == Side::key && !scores_matter(f)) return cannot_show(kOneKey);
-  return one(
-      [wrong, taken](Model& m) {
-        m.decode = [wrong, taken, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
-                                                     double* values) {
-          return side == wrong ? decode_as(taken, data, at, values) : before(side, data, at, values);
-        };
-      },
-      formatted("{} read as {}", name_of(own), name_of(taken)));
+Find type_of_other(Side wrong) {
+  return [wrong](const Clues& e) {
+    const Facts& f = e.facts;
+    const Side other = wrong == Side::key ? Side::value : Side::key;
+    const DType own = type_of(f, wrong), taken = type_of(f, other);
+    if (own == taken) return cannot_show("K and V have one type");
+    if (itemsize(own) != itemsize(taken) || is_four_bit(own) || is_four_bit(taken))
+      return cannot_show(formatted("elements of {} and {} have sizes of their own", name_of(own), name_of(taken)));
+    if (!any_cached(f)) return cannot_show(kNotCached);
+    if (wrong == Side::key && !scores_matter(f)) return cannot_show(kOneKey);
+    return one(function_changed(&Model::decode,
+                                [wrong, taken](const auto& before, Side side, const void* data, std::span<const std::int64_t> at,
+                                               double* values) {
+                                  return side == wrong ? decode_as(taken, data, at, values) : before(side, data, at, values);
+                                }),
+               formatted("{} read as {}", name_of(own), name_of(taken)));
+  };
 }
-Suspects values_as_keys(const Clues& e) { return type_of_other(e, Side::value); }
-Suspects keys_as_values(const Clues& e) { return type_of_other(e, Side::key); }
 
 /// Changes of single values: `wrong_of(type)(value)`; none for types that the fault says nothing of.
-Suspects values(const Clues& e, const std::string& detail, const std::function<std::function<double(double)>(DType)>& wrong_of) {
-  return misread(
-      e,
-      [wrong_of](DType type) -> Decode {
-        const std::function<double(double)> wrong = wrong_of(type);
-        if (!wrong) return {};
-        return [type, wrong](const void* data, std::span<const std::int64_t> at, double* to) {
-          decode_as(type, data, at, to);
-          for (std::size_t i = 0; i < at.size(); ++i) to[i] = wrong(to[i]);
-        };
-      },
-      detail, not_fp8(e.facts));
+Find values(const char* detail, std::function<double(double)> (*wrong_of)(DType)) {
+  return [=](const Clues& e) {
+    return misread(
+        e,
+        [wrong_of](DType type) -> Decode {
+          const std::function<double(double)> wrong = wrong_of(type);
+          if (!wrong) return {};
+          return [type, wrong](const void* data, std::span<const std::int64_t> at, double* to) {
+            decode_as(type, data, at, to);
+            for (std::size_t i = 0; i < at.size(); ++i) to[i] = wrong(to[i]);
+          };
+        },
+        detail, not_fp8(e.facts));
+  };
 }
 
 /// Share of the visible values of one side that `counts` is true for; looks at 65536 values at most.
@@ -191,11 +164,11 @@ Suspects flushed(const Clues& e) {
       most = std::max(most, share(e.facts, side, [smallest](double v) { return is_subnormal(v, smallest); }));
   if (most < 0) return cannot_show(not_fp8(e.facts));
   if (most < kEnough) return cannot_show("hardly any stored value is subnormal");
-  return values(e, "subnormals", [](DType type) -> std::function<double(double)> {
+  return values("subnormals", [](DType type) -> std::function<double(double)> {
     const double smallest = smallest_normal(type);
     if (smallest == 0) return {};
     return [smallest](double v) { return is_subnormal(v, smallest) ? 0 : v; };
-  });
+  })(e);
 }
 
 Suspects saturated(const Clues& e) {
@@ -206,15 +179,10 @@ Suspects saturated(const Clues& e) {
       found = std::max(found, 0.0) + share(e.facts, side, [](double v) { return std::fabs(v) > kMost; });
   if (found < 0) return cannot_show(formatted("the cache is {}, not fp8_e4m3fn", types_of(e.facts)));
   if (found < 0.001) return cannot_show("hardly any stored value exceeds 240");
-  return values(e, "at 240", [](DType type) -> std::function<double(double)> {
+  return values("at 240", [](DType type) -> std::function<double(double)> {
     if (type != DType::fp8_e4m3fn) return {};
     return [](double v) { return std::isnan(v) ? v : std::clamp(v, -kMost, kMost); };
-  });
-}
-
-Suspects sign_lost(const Clues& e) {
-  return values(e, "sign bit masked off",
-                [](DType) -> std::function<double(double)> { return [](double v) { return std::fabs(v); }; });
+  })(e);
 }
 
 }  // namespace
@@ -223,21 +191,41 @@ void add_formats(std::vector<Fault>& list) {
   const Family add{list, "formats"};
   const char* const kName =
       "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel; \"fp8\" is not a type";
-  add("fp8_fn_fnuz_confused", "reads OCP fp8 codes as fnuz, or the reverse", "vllm#45562, vllm#14152", kName, other_zero);
-  add("fp8_e4m3_e5m2_confused", "reads e4m3 codes as e5m2, or the reverse", "", kName, other_exponent);
+  add("fp8_fn_fnuz_confused", "reads OCP fp8 codes as fnuz, or the reverse", "vllm#45562, vllm#14152", kName,
+      read_as([](DType stored) {
+        switch (stored) {
+          case DType::fp8_e4m3fn: return DType::fp8_e4m3fnuz;
+          case DType::fp8_e4m3fnuz: return DType::fp8_e4m3fn;
+          case DType::fp8_e5m2: return DType::fp8_e5m2fnuz;
+          case DType::fp8_e5m2fnuz: return DType::fp8_e5m2;
+          default: return DType::none;
+        }
+      }));
+  add("fp8_e4m3_e5m2_confused", "reads e4m3 codes as e5m2, or the reverse", "", kName, read_as([](DType stored) {
+        switch (stored) {
+          case DType::fp8_e4m3fn: return DType::fp8_e5m2;
+          case DType::fp8_e4m3fnuz: return DType::fp8_e5m2fnuz;
+          case DType::fp8_e5m2: return DType::fp8_e4m3fn;
+          case DType::fp8_e5m2fnuz: return DType::fp8_e4m3fnuz;
+          default: return DType::none;
+        }
+      }));
   add("fp8_codes_as_integers", "reads fp8 codes as integers", "mudler/vllm.cpp#2065",
       "a uint8 cache needs a view of its real type", integers);
   add("fp8_subnormals_flushed", "flushes fp8 subnormals to zero", "",
       "look at the conversion to 16 bits: bit tricks forget exponent 0", flushed);
   add("fp8_saturated_at_240", "cuts fp8_e4m3fn values at 240, the largest of e4m3fnuz", "", kName, saturated);
-  add("f16_bf16_confused", "reads f16 codes as bf16, or the reverse", "", "pass the cache's type, not the query's", other_half);
+  add("f16_bf16_confused", "reads f16 codes as bf16, or the reverse", "", "pass the cache's type, not the query's",
+      read_as([](DType stored) {
+        return stored == DType::f16 ? DType::bf16 : stored == DType::bf16 ? DType::f16 : DType::none;
+      }));
   const char* const kTypes = "pass the type of each side; K and V may have types of their own";
-  add("sign_lost", "loses the sign of cached values", "", "look at the bit mask of the conversion", sign_lost);
-  const auto add_of_types = [&](const char* id, const char* text, Suspects (*suspects)(const Clues&)) {
-    list.push_back({{id, "unlike_types", text, "", kTypes}, Rank::mistake, suspects});
-  };
-  add_of_types("v_read_as_type_of_k", "reads values as the type of keys", values_as_keys);
-  add_of_types("k_read_as_type_of_v", "reads keys as the type of values", keys_as_values);
+  add("sign_lost", "loses the sign of cached values", "", "look at the bit mask of the conversion",
+      values("sign bit masked off",
+             [](DType) -> std::function<double(double)> { return [](double v) { return std::fabs(v); }; }));
+  const Family add_of_types{list, "unlike_types"};
+  add_of_types("v_read_as_type_of_k", "reads values as the type of keys", "", kTypes, type_of_other(Side::value));
+  add_of_types("k_read_as_type_of_v", "reads keys as the type of values", "", kTypes, type_of_other(Side::key));
 }
 
 }  // namespace quire::faults_detail

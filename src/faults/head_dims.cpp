@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // K and V of different head_dims, and V in K's rows (MLA): one taken for the other.
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "faults/families.h"
@@ -11,59 +10,41 @@ namespace quire::faults_detail {
 namespace {
 
 constexpr const char* kEqualDims = "K and V have one head_dim";
-constexpr const char* kNothingCached = "no row reads the cache";
-
-/// Strides of one contiguous side of the batch's cache, if its rows had so many dims.
-std::array<std::int64_t, 5> strides_with(const Facts& f, Side side, std::int64_t dims) {
-  const std::int64_t heads = f.num_kv_heads, tokens = f.page_size, page = heads * tokens * dims;
-  switch (f.cache.layout) {
-    case CacheLayout::nhd: return {page, heads * dims, dims, 1, 0};
-    case CacheLayout::hnd: return {page, tokens * dims, dims, 1, 0};
-    case CacheLayout::packed: break;
-  }
-  if (side == Side::value) return {page, dims * tokens, tokens, 1, 0};
-  const std::int64_t x = f.cache.k.shape[4];
-  return {page, dims * tokens, tokens * x, x, 1};
-}
 
 /// The strides of one side from the head_dim of the other.
 Suspects strides_of_other(const Clues& e, Side wrong) {
   const Facts& f = e.facts;
   if (f.has_equal_dims()) return cannot_show(kEqualDims);
-  if (!any_cached(f)) return cannot_show(kNothingCached);
+  if (!any_cached(f)) return cannot_show(kNotCached);
   if (wrong == Side::key && !scores_matter(f)) return cannot_show(kOneKey);
   const std::int64_t dims = f.dims_of(wrong == Side::key ? Side::value : Side::key);
-  const auto strides = strides_with(f, wrong, dims);
+  const auto strides = contiguous_strides(f.cache.layout, wrong, f.num_kv_heads, f.page_size, dims, f.cache.k.shape[4]);
   const Tensor& t = f.codes(wrong);
   const auto own = f.strides(wrong);
   if (std::equal(own.begin(), own.begin() + t.rank, strides.begin()))
     return cannot_show("V lies in rows of K's length: the strides are the same");
   return one(
-      [strides, wrong, layout = f.cache.layout, x = f.cache.k.shape[4]](Model& m) {
-        m.elements = [strides, wrong, layout, x, before = m.elements](Side side, const Place& place, std::int64_t head,
-                                                                      std::span<std::int64_t> at) {
-          side == wrong ? elements_as(layout, side, strides, x, place, head, at) : before(side, place, head, at);
-        };
-      },
+      function_changed(&Model::elements,
+                       [strides, wrong, layout = f.cache.layout, x = f.cache.k.shape[4]](
+                           const auto& before, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+                         side == wrong ? elements_as(layout, side, strides, x, place, head, at) : before(side, place, head, at);
+                       }),
       formatted("rows of {} instead of {}", dims, f.dims_of(wrong)));
 }
-Suspects v_strides_of_k(const Clues& e) { return strides_of_other(e, Side::value); }
-Suspects k_strides_of_v(const Clues& e) { return strides_of_other(e, Side::key); }
 
 /// A latent row is [values, RoPE part]: V taken from its last dims instead of its first.
 Suspects v_behind_rope(const Clues& e) {
   const Facts& f = e.facts;
   if (f.has_equal_dims() || !f.v_is_in_k()) return cannot_show("V is not a part of K's rows");
-  if (!any_cached(f)) return cannot_show(kNothingCached);
+  if (!any_cached(f)) return cannot_show(kNotCached);
   const std::int64_t first = f.head_dim - f.v_head_dim;
-  return one(
-      [shift = first * f.cache.v.stride[3]](Model& m) {
-        m.elements = [shift, before = m.elements](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
-          before(side, place, head, at);
-          for (std::int64_t& i : at) i += side == Side::value ? shift : 0;
-        };
-      },
-      formatted("from dim {}", first));
+  return one(function_changed(&Model::elements,
+                              [shift = first * f.cache.v.stride[3]](const auto& before, Side side, const Place& place,
+                                                                    std::int64_t head, std::span<std::int64_t> at) {
+                                before(side, place, head, at);
+                                for (std::int64_t& i : at) i += side == Side::value ? shift : 0;
+                              }),
+             formatted("from dim {}", first));
 }
 
 Suspects scale_of_v(const Clues& e) {
@@ -72,7 +53,7 @@ Suspects scale_of_v(const Clues& e) {
   if (f.options.softmax_scale) return cannot_show("softmax_scale is given: no default is used");
   if (!scores_matter(f)) return cannot_show(kOneKey);
   const double wrong = 1 / std::sqrt(static_cast<double>(f.v_head_dim));
-  return one([wrong](Model& m) { m.softmax_scale = [wrong](const Row&) { return wrong; }; },
+  return one(function_set(&Model::softmax_scale, [wrong](const Row&) { return wrong; }),
              formatted("1 / sqrt({}) instead of 1 / sqrt({})", f.v_head_dim, f.head_dim));
 }
 
@@ -126,8 +107,10 @@ Suspects output_rows_of_k(const Clues& e) {
 void add_head_dims(std::vector<Fault>& list) {
   const Family add{list, "head_dims"};
   const char* const kOwn = "take the strides of K, V and output from each tensor: their rows have lengths of their own";
-  add("v_strides_from_k_head_dim", "takes the strides of V from the head_dim of K", "", kOwn, v_strides_of_k);
-  add("k_strides_from_v_head_dim", "takes the strides of K from the head_dim of V", "", kOwn, k_strides_of_v);
+  add("v_strides_from_k_head_dim", "takes the strides of V from the head_dim of K", "", kOwn,
+      [](const Clues& e) { return strides_of_other(e, Side::value); });
+  add("k_strides_from_v_head_dim", "takes the strides of K from the head_dim of V", "", kOwn,
+      [](const Clues& e) { return strides_of_other(e, Side::key); });
   add("output_rows_of_k_head_dim", "takes the row stride of the output from the head_dim of K", "", kOwn, output_rows_of_k);
   add("v_read_from_last_dims", "reads V from the last dims of a latent row instead of its first", "",
       "a latent row is [values, RoPE part]: values begin at dim 0", v_behind_rope);

@@ -12,7 +12,7 @@ constexpr const char* kOneHead = "one KV head: every mapping reads it";
 constexpr const char* kNoGroup = "every query head has a KV head of its own";
 
 Plant kv_head(std::function<std::int64_t(std::int64_t query_head)> map) {
-  return [map = std::move(map)](Model& m) { m.kv_head = [map](const Row& r, Side) { return map(r.query_head); }; };
+  return function_set(&Model::kv_head, [map = std::move(map)](const Row& r, Side) { return map(r.query_head); });
 }
 
 Suspects modulo(const Clues& e) {
@@ -28,11 +28,10 @@ Suspects modulo_for_one_side(const Clues& e) {
   if (e.facts.group == 1) return cannot_show(kNoGroup);
   Suspects s;
   for (const Side wrong : {Side::value, Side::key})
-    s.list.push_back({wrong == Side::value ? "for V only" : "for K only", [n, wrong](Model& m) {
-                        m.kv_head = [n, wrong, before = m.kv_head](const Row& r, Side side) {
-                          return side == wrong ? r.query_head % n : before(r, side);
-                        };
-                      }});
+    s.list.push_back({wrong == Side::value ? "for V only" : "for K only",
+                      function_changed(&Model::kv_head, [n, wrong](const auto& before, const Row& r, Side side) {
+                        return side == wrong ? r.query_head % n : before(r, side);
+                      })});
   return s;
 }
 

@@ -63,110 +63,73 @@ std::function<void(Model&)> row_replaced(const WrongDim& wrong) {
   };
 }
 
-constexpr const char* kOtherRows = "the cache is not of fp8_ds_mla";
-
-/// A wrong reading of codes and their scales: of dims [0, 512).
-Suspects of_latent(const Clues& e, const char* why_not, const std::function<double(const Row656&, std::int64_t d)>& wrong) {
+/// A wrong reading of rows, of which dims [from, to) show it; scores alone know of RoPE dims.
+Suspects of_dims(const Clues& e, const char* why_not, std::int64_t from, std::int64_t to, const WrongDim& wrong) {
   const Facts& f = e.facts;
-  if (!f.has_latent_rows()) return cannot_show(kOtherRows);
-  if (!any_cached(f)) return cannot_show("no row reads the cache");
-  const WrongDim all = [wrong](const Row656& row, std::int64_t d) {
-    return d < Row656::kLatentDims ? wrong(row, d) : row.value(d);
-  };
-  if (!row_differs(f, all, 0, Row656::kLatentDims)) return cannot_show(why_not);
-  return one(row_replaced(all));
+  if (!f.has_latent_rows()) return cannot_show("the cache is not of fp8_ds_mla");
+  if (!any_cached(f)) return cannot_show(kNotCached);
+  if (from >= Row656::kLatentDims && !scores_matter(f)) return cannot_show(kOneKey);
+  return row_differs(f, wrong, from, to) ? one(row_replaced(wrong)) : cannot_show(why_not);
 }
 
-/// A wrong reading of RoPE dims, of which scores alone know.
-Suspects of_rope(const Clues& e, const char* why_not, const std::function<double(const Row656&, std::int64_t d)>& wrong) {
-  const Facts& f = e.facts;
-  if (!f.has_latent_rows()) return cannot_show(kOtherRows);
-  if (!any_cached(f)) return cannot_show("no row reads the cache");
-  if (!scores_matter(f)) return cannot_show(kOneKey);
-  const WrongDim all = [wrong](const Row656& row, std::int64_t d) {
-    return d < Row656::kLatentDims ? row.value(d) : wrong(row, d - Row656::kLatentDims);
+/// A wrong reading of codes and their scales: of dims [0, 512).
+Find of_latent(const char* why_not, const WrongDim& wrong) {
+  return [=](const Clues& e) {
+    return of_dims(e, why_not, 0, Row656::kLatentDims,
+                   [wrong](const Row656& row, std::int64_t d) { return d < Row656::kLatentDims ? wrong(row, d) : row.value(d); });
   };
-  if (!row_differs(f, all, Row656::kLatentDims, Row656::kLatentDims + Row656::kRopeDims)) return cannot_show(why_not);
-  return one(row_replaced(all));
+}
+
+/// A wrong reading of RoPE dims.
+Find of_rope(const char* why_not, const WrongDim& wrong) {
+  return [=](const Clues& e) {
+    constexpr std::int64_t kFirst = Row656::kLatentDims;
+    return of_dims(e, why_not, kFirst, kFirst + Row656::kRopeDims,
+                   [wrong](const Row656& row, std::int64_t d) { return d < kFirst ? row.value(d) : wrong(row, d - kFirst); });
+  };
 }
 
 constexpr const char* kSameScales = "blocks have the same scales";
 
-Suspects of_next_block(const Clues& e) {
-  return of_latent(e, kSameScales, [](const Row656& row, std::int64_t d) {
-    return row.code(d) * row.scale((d / Row656::kBlockDims + 1) % Row656::kNumBlocks);
-  });
-}
-
 /// The last block alone: three quarters of the dims are right.
 Suspects first_for_last(const Clues& e) {
-  const Facts& f = e.facts;
-  if (!f.has_latent_rows()) return cannot_show(kOtherRows);
-  if (!any_cached(f)) return cannot_show("no row reads the cache");
-  const WrongDim wrong = [](const Row656& row, std::int64_t d) {
-    const bool last = d < Row656::kLatentDims && d / Row656::kBlockDims == Row656::kNumBlocks - 1;
-    return last ? row.code(d) * row.scale(0) : row.value(d);
-  };
-  if (!row_differs(f, wrong, Row656::kLatentDims - Row656::kBlockDims, Row656::kLatentDims)) return cannot_show(kSameScales);
-  return one(row_replaced(wrong));
-}
-
-Suspects first_for_all(const Clues& e) {
-  return of_latent(e, kSameScales, [](const Row656& row, std::int64_t d) { return row.code(d) * row.scale(0); });
-}
-
-Suspects without_latent_scales(const Clues& e) {
-  return of_latent(e, "all scales are 1", [](const Row656& row, std::int64_t d) { return row.code(d); });
-}
-
-Suspects inverse_latent_scales(const Clues& e) {
-  return of_latent(e, "all scales are 1",
-                   [](const Row656& row, std::int64_t d) { return row.code(d) / row.scale(d / Row656::kBlockDims); });
-}
-
-Suspects blocks_of_64(const Clues& e) {
-  return of_latent(e, kSameScales, [](const Row656& row, std::int64_t d) {
-    return row.code(d) * row.scale(d / (Row656::kBlockDims / 2) % Row656::kNumBlocks);
+  constexpr std::int64_t kLast = Row656::kLatentDims - Row656::kBlockDims;
+  return of_dims(e, kSameScales, kLast, Row656::kLatentDims, [](const Row656& row, std::int64_t d) {
+    return d >= kLast && d < Row656::kLatentDims ? row.code(d) * row.scale(0) : row.value(d);
   });
-}
-
-Suspects rope_as_codes(const Clues& e) {
-  return of_rope(e, "the bytes mean the same", [](const Row656& row, std::int64_t d) { return row.code(Row656::kRopeAt + d); });
-}
-
-Suspects rope_behind_codes(const Clues& e) {
-  return of_rope(e, "scales and RoPE dims have the same bytes",
-                 [](const Row656& row, std::int64_t d) { return row.bf16_at(Row656::kScalesAt + 2 * d); });
-}
-
-Suspects rope_scaled(const Clues& e) {
-  return of_rope(e, "the last scale is 1",
-                 [](const Row656& row, std::int64_t d) { return row.rope(d) * row.scale(Row656::kNumBlocks - 1); });
 }
 
 }  // namespace
 
 void add_latent_rows(std::vector<Fault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Clues&)) {
-    list.push_back({{id, "latent_rows", text, "", next}, Rank::mistake, suspects});
-  };
+  const Family add{list, "latent_rows"};
   const char* const kScale = "scale b of a row is of dims [128 b, 128 b + 128): print d / 128 beside the address of the scale";
   const char* const kRope = "a row is 512 codes, 16 bytes of scales, 64 elements of bf16: the RoPE part begins at byte 528";
-  add("latent_scale_of_next_block", "multiplies the codes of a block of an MLA row by the scale of the next block", kScale,
-      of_next_block);
-  add("latent_last_block_takes_first_scale", "multiplies the last block of an MLA row by the scale of its first block", kScale,
-      first_for_last);
-  add("latent_one_scale_for_row", "multiplies all blocks of an MLA row by the scale of the first", kScale, first_for_all);
-  add("latent_blocks_of_64", "takes a scale of an MLA row for 64 dims instead of 128", kScale, blocks_of_64);
-  add("latent_scales_dropped", "drops the scales of an MLA row", "the four f32 behind the codes are the scales",
-      without_latent_scales);
-  add("latent_scales_inverted", "divides by the scales of an MLA row", "append divides by a scale, attention multiplies",
-      inverse_latent_scales);
-  add("rope_read_as_codes", "reads the RoPE part of an MLA row as fp8 codes", kRope, rope_as_codes);
-  add("rope_read_behind_codes", "reads the RoPE part of an MLA row right behind the codes, where the scales are", kRope,
-      rope_behind_codes);
-  add("rope_scaled", "multiplies the RoPE part of an MLA row by its last scale", "the RoPE part is bf16 and has no scale",
-      rope_scaled);
+  add("latent_scale_of_next_block", "multiplies the codes of a block of an MLA row by the scale of the next block", "", kScale,
+      of_latent(kSameScales, [](const Row656& row, std::int64_t d) {
+        return row.code(d) * row.scale((d / Row656::kBlockDims + 1) % Row656::kNumBlocks);
+      }));
+  add("latent_last_block_takes_first_scale", "multiplies the last block of an MLA row by the scale of its first block", "",
+      kScale, first_for_last);
+  add("latent_one_scale_for_row", "multiplies all blocks of an MLA row by the scale of the first", "", kScale,
+      of_latent(kSameScales, [](const Row656& row, std::int64_t d) { return row.code(d) * row.scale(0); }));
+  add("latent_blocks_of_64", "takes a scale of an MLA row for 64 dims instead of 128", "", kScale,
+      of_latent(kSameScales, [](const Row656& row, std::int64_t d) {
+        return row.code(d) * row.scale(d / (Row656::kBlockDims / 2) % Row656::kNumBlocks);
+      }));
+  add("latent_scales_dropped", "drops the scales of an MLA row", "", "the four f32 behind the codes are the scales",
+      of_latent("all scales are 1", [](const Row656& row, std::int64_t d) { return row.code(d); }));
+  add("latent_scales_inverted", "divides by the scales of an MLA row", "", "append divides by a scale, attention multiplies",
+      of_latent("all scales are 1",
+                [](const Row656& row, std::int64_t d) { return row.code(d) / row.scale(d / Row656::kBlockDims); }));
+  add("rope_read_as_codes", "reads the RoPE part of an MLA row as fp8 codes", "", kRope,
+      of_rope("the bytes mean the same", [](const Row656& row, std::int64_t d) { return row.code(Row656::kRopeAt + d); }));
+  add("rope_read_behind_codes", "reads the RoPE part of an MLA row right behind the codes, where the scales are", "", kRope,
+      of_rope("scales and RoPE dims have the same bytes",
+              [](const Row656& row, std::int64_t d) { return row.bf16_at(Row656::kScalesAt + 2 * d); }));
+  add("rope_scaled", "multiplies the RoPE part of an MLA row by its last scale", "", "the RoPE part is bf16 and has no scale",
+      of_rope("the last scale is 1",
+              [](const Row656& row, std::int64_t d) { return row.rope(d) * row.scale(Row656::kNumBlocks - 1); }));
 }
 
 }  // namespace quire::faults_detail

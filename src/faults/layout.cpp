@@ -1,30 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults in the place of an element in a page: order of dimensions, strides, x of the packed layout, K and V mixed up.
 #include <algorithm>
-#include <array>
 
 #include "faults/families.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
 namespace {
-
-constexpr const char* kNotCached = "no row reads the cache";
-
-using Strides = std::array<std::int64_t, 5>;
-
-/// Strides of a contiguous cache of these sizes, rows of `head_dim` elements.
-Strides contiguous(CacheLayout layout, Side side, std::int64_t heads, std::int64_t page_size, std::int64_t head_dim,
-                   std::int64_t x) {
-  const std::int64_t page = heads * page_size * head_dim;
-  switch (layout) {
-    case CacheLayout::nhd: return {page, heads * head_dim, head_dim, 1, 0};
-    case CacheLayout::hnd: return {page, page_size * head_dim, head_dim, 1, 0};
-    case CacheLayout::packed: break;
-  }
-  if (side == Side::value) return {page, head_dim * page_size, page_size, 1, 0};
-  return {page, head_dim * page_size, page_size * x, x, 1};
-}
 
 /// Element offsets of a cache that is read with other strides.
 using Elements = std::function<void(Side, const Place&, std::int64_t head, std::span<std::int64_t>)>;
@@ -36,8 +18,8 @@ struct Dims {
   std::int64_t key, value;
 };
 Elements as(CacheLayout layout, std::int64_t heads, std::int64_t page_size, Dims dims, std::int64_t x) {
-  const Strides k = contiguous(layout, Side::key, heads, page_size, dims.key, x);
-  const Strides v = contiguous(layout, Side::value, heads, page_size, dims.value, x);
+  const auto k = contiguous_strides(layout, Side::key, heads, page_size, dims.key, x);
+  const auto v = contiguous_strides(layout, Side::value, heads, page_size, dims.value, x);
   return [layout, k, v, x](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
     elements_as(layout, side, side == Side::key ? k : v, x, place, head, at);
   };
@@ -99,23 +81,21 @@ Suspects packed_v(const Clues& e) {
   if (!any_cached(f)) return cannot_show(kNotCached);
   if (f.page_size == 1 || f.v_head_dim == 1) return cannot_show("one token per page or one dim: both orders are the same");
   const Elements rows = as(CacheLayout::hnd, f.num_kv_heads, f.page_size, dims_of(f), 1);
-  return one([rows](Model& m) {
-    m.elements = [rows, before = m.elements](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
-      side == Side::value ? rows(side, place, head, at) : before(side, place, head, at);
-    };
-  });
+  return one(function_changed(
+      &Model::elements, [rows](const auto& before, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+        side == Side::value ? rows(side, place, head, at) : before(side, place, head, at);
+      }));
 }
 
 Suspects swapped(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_cached(*f)) return cannot_show(kNotCached);
   if (!f->has_equal_dims()) return cannot_show("K and V have head_dims of their own: no kernel takes one for the other");
-  return one([f](Model& m) {
-    m.decode = [f, before = m.decode](Side side, const void*, std::span<const std::int64_t> at, double* values) {
-      const bool key = side == Side::key;
-      before(key ? Side::value : Side::key, key ? f->cache.v.data : f->cache.k.data, at, values);
-    };
-  });
+  return one(function_changed(&Model::decode,
+                              [f](const auto& before, Side side, const void*, std::span<const std::int64_t> at, double* values) {
+                                const bool key = side == Side::key;
+                                before(key ? Side::value : Side::key, key ? f->cache.v.data : f->cache.k.data, at, values);
+                              }));
 }
 
 /// Dims of one side in another order: the offset of dim i becomes that of dim `from(i)`.
@@ -126,17 +106,15 @@ Suspects permuted(const Clues& e, Side wrong) {
   if (wrong == Side::key && !scores_matter(e.facts)) return cannot_show(kOneKey);
   Suspects s;
   const auto add = [&](const char* detail, auto from) {
-    s.list.push_back({detail, [wrong, from, n](Model& m) {
-                        m.elements = [wrong, from, n, before = m.elements](Side side, const Place& place, std::int64_t head,
-                                                                           std::span<std::int64_t> at) {
-                          if (side != wrong) return before(side, place, head, at);
-                          // Another fault may ask for leading dims only; they may come from any.
-                          std::vector<std::int64_t> right(Facts::at(n));
-                          before(side, place, head, right);
-                          for (std::size_t i = 0; i < at.size(); ++i)
-                            at[i] = right[Facts::at(from(static_cast<std::int64_t>(i)))];
-                        };
-                      }});
+    s.list.push_back(
+        {detail, function_changed(&Model::elements, [wrong, from, n](const auto& before, Side side, const Place& place,
+                                                                     std::int64_t head, std::span<std::int64_t> at) {
+           if (side != wrong) return before(side, place, head, at);
+           // Another fault may ask for leading dims only; they may come from any.
+           std::vector<std::int64_t> right(Facts::at(n));
+           before(side, place, head, right);
+           for (std::size_t i = 0; i < at.size(); ++i) at[i] = right[Facts::at(from(static_cast<std::int64_t>(i)))];
+         })});
   };
   const std::int64_t half = (n + 1) / 2;
   add("halves interleaved", [half, n](std::int64_t i) { return std::min(i % 2 * half + i / 2, n - 1); });
@@ -146,8 +124,6 @@ Suspects permuted(const Clues& e, Side wrong) {
   add("neighbours swapped", [n](std::int64_t i) { return (i ^ 1) < n ? i ^ 1 : i; });
   return s;
 }
-Suspects k_permuted(const Clues& e) { return permuted(e, Side::key); }
-Suspects v_permuted(const Clues& e) { return permuted(e, Side::value); }
 
 Suspects query_heads(const Clues& e) {
   const Facts& f = e.facts;
@@ -178,13 +154,12 @@ Suspects interleaved(const Clues& e) {
     return false;
   };
   if (!any_request(f, sees_other)) return cannot_show(any_cached(f) ? "page 0 is the only one in use" : kNotCached);
-  return one([](Model& m) {
-    m.elements = [before = m.elements](Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
-      Place doubled = place;
-      doubled.page *= 2;
-      before(side, doubled, head, at);
-    };
-  });
+  return one(function_changed(
+      &Model::elements, [](const auto& before, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
+        Place doubled = place;
+        doubled.page *= 2;
+        before(side, doubled, head, at);
+      }));
 }
 
 }  // namespace
@@ -201,9 +176,9 @@ void add_layout(std::vector<Fault>& list) {
   add("k_and_v_swapped", "swaps the K and V caches", "", "compare the order of arguments at the call with the declaration",
       swapped);
   add("k_dims_permuted", "reads the dims of K in another order", "",
-      "the inner order of a cache belongs to the kernel that filled it", k_permuted);
+      "the inner order of a cache belongs to the kernel that filled it", [](const Clues& e) { return permuted(e, Side::key); });
   add("v_dims_permuted", "reads the dims of V in another order", "",
-      "the inner order of a cache belongs to the kernel that filled it", v_permuted);
+      "the inner order of a cache belongs to the kernel that filled it", [](const Clues& e) { return permuted(e, Side::value); });
   add("cache_strides_from_query_heads", "takes the cache's strides from the number of query heads", "", kStrides, query_heads);
   add("cache_strides_from_padded_head_dim", "takes the cache's strides from a padded head_dim", "", kStrides, padded_dims);
   add("cache_taken_for_interleaved", "takes K and V for interleaved in one allocation", "vllm#37228, vllm#42420", kStrides,

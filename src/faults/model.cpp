@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "faults/visible.h"
 #include "semantics/dtype.h"
@@ -13,9 +12,6 @@
 
 namespace quire::faults_detail {
 namespace {
-
-constexpr double kModelNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kModelNegInf = -std::numeric_limits<double>::infinity();
 
 std::vector<std::int64_t> indices(const Tensor& t) {
   std::vector<std::int64_t> values;
@@ -75,17 +71,17 @@ double true_scale(const Facts& f, Side side, const Place& place, std::int64_t he
   if (t.rank == 3) {
     const bool inside = place.page >= 0 && place.page < t.shape[0] && place.offset >= 0 && place.offset < t.shape[1] &&
                         head >= 0 && head < t.shape[2];
-    if (!inside) return kModelNaN;
+    if (!inside) return kNaN;
     return semantics::load(t.data, t.dtype, place.page * t.stride[0] + place.offset * t.stride[1] + head * t.stride[2]);
   }
   const bool of_head = t.rank == 1 && t.shape[0] > 1;
-  if (of_head && (head < 0 || head >= t.shape[0])) return kModelNaN;
+  if (of_head && (head < 0 || head >= t.shape[0])) return kNaN;
   return semantics::load(t.data, t.dtype, of_head ? head * t.stride[0] : 0);
 }
 
 double per_head(const Tensor& t, std::int64_t head, double absent) {
   if (!t.present()) return absent;
-  return head < 0 || head >= t.shape[0] ? kModelNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
+  return head < 0 || head >= t.shape[0] ? kNaN : semantics::load(t.data, t.dtype, head * t.stride[0]);
 }
 
 /// Calls decode(offsets, values) for the offsets that lie inside of both cache tensors; the others become NaN. A fault may swap
@@ -100,7 +96,7 @@ void decode_inside(const Facts& f, Side side, std::span<const std::int64_t> at, 
   for (const std::int64_t i : at) inside = inside && i >= 0 && i < end;
   if (inside) return decode(at, to.data());
   for (std::size_t d = 0; d < to.size(); ++d) {
-    to[d] = kModelNaN;
+    to[d] = kNaN;
     if (at[d] >= 0 && at[d] < end) decode(at.subspan(d, 1), &to[d]);
   }
 }
@@ -114,7 +110,7 @@ struct Scratch {
 
 /// A row of fp8_ds_mla as it is stored: f32, in which Facts::cache has it, would round.
 void load_latent_row(const Facts& f, Side side, const Place& place, std::span<double> to) {
-  if (place.offset < 0 || place.offset >= f.page_size) return std::fill(to.begin(), to.end(), kModelNaN);
+  if (place.offset < 0 || place.offset >= f.page_size) return std::fill(to.begin(), to.end(), kNaN);
   const LatentBytes row = latent_bytes(f.stored, side, place.page, place.offset);
   for (std::size_t d = 0; d < to.size(); ++d) to[d] = row.value(static_cast<std::int64_t>(d));
 }
@@ -122,7 +118,7 @@ void load_latent_row(const Facts& f, Side side, const Place& place, std::span<do
 void load_cached(const Model& m, Side side, const Place& place, std::int64_t head, std::vector<std::int64_t>& at,
                  std::span<double> to) {
   const Tensor& t = cache_tensor(*m.facts, side);
-  if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
+  if (place.page < 0 || place.page >= m.facts->num_pages) return std::fill(to.begin(), to.end(), kNaN);
   if (m.facts->has_latent_rows() && head == 0 && !m.elements.replaced() && !m.decode.replaced())
     return load_latent_row(*m.facts, side, place, to);
   at.resize(to.size());
@@ -185,7 +181,7 @@ void score_keys(const Model& m, const Row& row, Scratch& s) {
   for (std::size_t d = 0; d < dims; ++d) s.query[d] = m.query(row, static_cast<std::int64_t>(d));
   for (const Key& key : s.keys) {
     if (key.weight == 0) {
-      s.scores.push_back(kModelNegInf);
+      s.scores.push_back(kNegInf);
       continue;
     }
     const Loaded k = load(m, row, Side::key, key.position, s.at, std::span(s.vector).first(dims));
@@ -199,8 +195,8 @@ double true_softmax(const Model& m, const Row& row, std::span<const Key> keys, s
                     std::vector<double>& p) {
   const double sink = m.sink(row), max = largest(scores, sink);
   p.assign(keys.size(), 0.0);
-  if (max == kModelNegInf) return kModelNegInf;
-  double denominator = sink == kModelNegInf ? 0 : m.weight(sink, max);
+  if (max == kNegInf) return kNegInf;
+  double denominator = sink == kNegInf ? 0 : m.weight(sink, max);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].weight != 0) p[i] = keys[i].weight * m.weight(scores[i], max);
     denominator += p[i];
@@ -226,7 +222,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   const Row row = within_table(f, m.row(at.token, at.head));
   RowResult result;
   result.out.assign(Facts::at(f.v_head_dim), 0.0);
-  result.lse = kModelNegInf;
+  result.lse = kNegInf;
   if (!row.written) {
     result.written = false;
     m.finish(row, result);
@@ -239,7 +235,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   m.keys(row, s.keys);
   score_keys(m, row, s);
   result.lse = m.softmax(m, row, s.keys, s.scores, s.p);
-  for (std::size_t i = 0; result.lse != kModelNegInf && i < s.keys.size(); ++i) {
+  for (std::size_t i = 0; result.lse != kNegInf && i < s.keys.size(); ++i) {
     const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, std::span(s.vector).first(result.out.size()));
     if (v.stored != nullptr) {
       add(s.p[i] * v.scale, v.stored, result.out.data(), result.out.size());
@@ -427,7 +423,7 @@ double block_scale(const KVCache& cache, Side side, const Place& place, std::int
   const std::int64_t at[] = {place.page, place.offset, head, block};
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < 4; ++i) {
-    if (t.rank != 4 || at[i] < 0 || at[i] >= t.shape[i]) return kModelNaN;
+    if (t.rank != 4 || at[i] < 0 || at[i] >= t.shape[i]) return kNaN;
     offset += at[i] * t.stride[i];
   }
   const DType cached = side == Side::key ? cache.k.dtype : cache.v.dtype;
@@ -481,7 +477,7 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
     const Tensor& q = f->batch.query;
     const bool inside = r.query_token >= 0 && r.query_token < q.shape[0] && r.query_head >= 0 && r.query_head < q.shape[1] &&
                         d >= 0 && d < q.shape[2];
-    if (!inside) return kModelNaN;
+    if (!inside) return kNaN;
     const Tensor& s = f->batch.q_scale;
     const double factor = s.present() && s.rank == 1 && s.shape[0] > 1 ? per_head(s, r.query_head / f->group, 1)
                           : s.present()                                ? semantics::load(s.data, s.dtype, 0)
@@ -501,7 +497,7 @@ Model::Model(const Facts& truth) : facts(&truth), dims(truth.head_dim) {
   score = [](const Model& m, const Row& r, std::int64_t k, double dot) {
     return m.cap(r, m.softmax_scale(r) * dot) + m.bias(r, k);
   };
-  sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kModelNegInf); };
+  sink = [f](const Row& r) { return per_head(f->options.sinks, r.query_head, kNegInf); };
   weight = [](double s, double max) { return std::exp(s - max); };
   softmax = true_softmax;
   finish = [](const Row&, RowResult&) {};
@@ -517,7 +513,7 @@ void Model::settle() {
 void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t head, std::span<double> to) {
   const Tensor& t = side == Side::key ? f.batch.key : f.batch.value;
   const bool inside = t.present() && token >= 0 && token < t.shape[0] && head >= 0 && head < t.shape[1];
-  if (!inside) return std::fill(to.begin(), to.end(), kModelNaN);
+  if (!inside) return std::fill(to.begin(), to.end(), kNaN);
   const std::int64_t first = token * t.stride[0] + head * t.stride[1];
   decode_each(
       t.dtype, t.data, to.size(), [&](std::size_t d) { return first + static_cast<std::int64_t>(d) * t.stride[2]; }, to.data());
@@ -525,11 +521,21 @@ void load_new_row(const Facts& f, Side side, std::int64_t token, std::int64_t he
 
 void load_codes(const Facts& f, DType dtype, Side side, const Place& place, std::int64_t head, std::span<double> to) {
   const Tensor& t = cache_tensor(f, side);
-  if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kModelNaN);
+  if (place.page < 0 || place.page >= f.num_pages) return std::fill(to.begin(), to.end(), kNaN);
   std::vector<std::int64_t> at(to.size());
   elements_as(f.cache.layout, side, code_strides(t), f.cache.k.shape[4], place, head, at);
   decode_inside(
       f, side, at, [&](std::span<const std::int64_t> some, double* values) { decode_as(dtype, t.data, some, values); }, to);
+}
+
+void store_row(const Batch& b, const RowHead& at, const RowResult& result) {
+  if (!result.written) return;
+  const Tensor &o = b.output, &l = b.lse;
+  for (std::size_t d = 0; d < result.out.size(); ++d)
+    semantics::store(o.data, o.dtype, at.token * o.stride[0] + at.head * o.stride[1] + static_cast<std::int64_t>(d) * o.stride[2],
+                     static_cast<float>(result.out[d]));
+  if (!l.present()) return;
+  semantics::store(l.data, l.dtype, at.token * l.stride[0] + at.head * l.stride[1], static_cast<float>(result.lse));
 }
 
 double slope_of(const Facts& f, std::int64_t head) { return per_head(f.options.alibi_slopes, head, 0); }

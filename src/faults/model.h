@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,9 @@
 #include "quire/problem.hpp"
 
 namespace quire::faults_detail {
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
 /// Strides of a cache tensor in codes: two of 4 bits lie in a byte, side by side.
 std::array<std::int64_t, Tensor::kMaxRank> code_strides(const Tensor& t);
@@ -188,6 +192,9 @@ struct Model {
 struct RowHead {
   std::int64_t token = 0, head = 0;
 };
+
+/// Writes output and lse of a row, each rounded once; nothing if the row is not written.
+void store_row(const Batch& batch, const RowHead& at, const RowResult& result);
 
 /// The keys first .. last, each once.
 void append_keys(std::int64_t first, std::int64_t last, std::vector<Key>& keys);

@@ -10,7 +10,6 @@
 namespace quire::faults_detail {
 namespace {
 
-constexpr const char* kNotCachedPages = "no row reads the cache";
 constexpr const char* kOneRequest = "there is one request";
 
 using Table = std::function<std::int64_t(std::int64_t req, std::int64_t column)>;
@@ -36,7 +35,7 @@ bool differs(const Facts& f, const Table& wrong) {
 }
 
 Suspects if_differs(const Clues& e, const Table& wrong, const char* why_not, std::string detail = {}) {
-  if (!any_cached(e.facts)) return cannot_show(kNotCachedPages);
+  if (!any_cached(e.facts)) return cannot_show(kNotCached);
   if (!differs(e.facts, wrong)) return cannot_show(why_not);
   return one(table(wrong), std::move(detail));
 }
@@ -67,7 +66,7 @@ Suspects shifted(const Clues& e) {
     const Table wrong = [f, by](std::int64_t r, std::int64_t j) { return f->page(r, std::max<std::int64_t>(j + by, 0)); };
     if (differs(*f, wrong)) s.list.push_back({by == 1 ? "column j + 1" : "column j - 1", table(wrong)});
   }
-  if (s.list.empty()) s.why_not = any_cached(*f) ? "no request reads a second page" : kNotCachedPages;
+  if (s.list.empty()) s.why_not = any_cached(*f) ? "no request reads a second page" : kNotCached;
   return s;
 }
 
@@ -126,7 +125,7 @@ Suspects reversed(const Clues& e) {
 
 Suspects ignored_pages(const Clues& e) {
   const Facts* f = &e.facts;
-  if (!any_cached(*f)) return cannot_show(kNotCachedPages);
+  if (!any_cached(*f)) return cannot_show(kNotCached);
   std::vector<std::int64_t> first(Facts::at(f->num_reqs) + 1, 0);
   for (std::int64_t r = 0; r < f->num_reqs; ++r)
     first[Facts::at(r + 1)] = first[Facts::at(r)] + semantics::ceil_div(f->seq_lens[Facts::at(r)], f->page_size);
@@ -164,7 +163,7 @@ Suspects narrow_ids(const Clues& e) {
   add("int8", [](std::int64_t id) -> std::int64_t { return static_cast<std::int8_t>(id); });
   add("uint16", [](std::int64_t id) -> std::int64_t { return static_cast<std::uint16_t>(id); });
   add("int16", [](std::int64_t id) -> std::int64_t { return static_cast<std::int16_t>(id); });
-  if (s.list.empty()) s.why_not = any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCachedPages;
+  if (s.list.empty()) s.why_not = any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCached;
   return s;
 }
 
@@ -224,7 +223,7 @@ Suspects other_size(const Clues& e) {
 Suspects slots_reversed(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->page_size == 1) return cannot_show("a page holds one token");
-  if (!any_cached(*f)) return cannot_show(kNotCachedPages);
+  if (!any_cached(*f)) return cannot_show(kNotCached);
   const auto shows = [f](std::int64_t r) {
     const Range range = columns(*f, r);
     for (std::int64_t j = range.first; j <= range.last; ++j)
@@ -249,8 +248,6 @@ Suspects rotated(const Clues& e, Side wrong) {
     place.page = model.table(r.req, (k / f->page_size + 1) % pages);
   }));
 }
-Suspects k_rotated(const Clues& e) { return rotated(e, Side::key); }
-Suspects v_rotated(const Clues& e) { return rotated(e, Side::value); }
 
 /// page * page_stride + ... kept in 32 bits.
 Suspects offset_32_bit(const Clues& e) {
@@ -268,15 +265,14 @@ Suspects offset_32_bit(const Clues& e) {
   if (!page_far(Side::key) && !page_far(Side::value)) return cannot_show("every element offset in use is below 2^31");
   Suspects s;
   for (const bool is_signed : {false, true})
-    s.list.push_back({is_signed ? "int32" : "uint32", [is_signed](Model& m) {
-                        m.elements = [is_signed, before = m.elements](Side side, const Place& place, std::int64_t head,
-                                                                      std::span<std::int64_t> at) {
-                          before(side, place, head, at);
-                          for (std::int64_t& i : at)
-                            i = is_signed ? static_cast<std::int64_t>(static_cast<std::int32_t>(i))
-                                          : static_cast<std::int64_t>(static_cast<std::uint32_t>(i));
-                        };
-                      }});
+    s.list.push_back({is_signed ? "int32" : "uint32",
+                      function_changed(&Model::elements, [is_signed](const auto& before, Side side, const Place& place,
+                                                                     std::int64_t head, std::span<std::int64_t> at) {
+                        before(side, place, head, at);
+                        for (std::int64_t& i : at)
+                          i = is_signed ? static_cast<std::int64_t>(static_cast<std::int32_t>(i))
+                                        : static_cast<std::int64_t>(static_cast<std::uint32_t>(i));
+                      })});
   return s;
 }
 
@@ -305,8 +301,10 @@ void add_pages(std::vector<Fault>& list) {
       "page_size need not be a power of two", shift_for_size, Rank::mechanism);
   add("page_size_confused", "cuts sequences into pages of another size", "vllm#47056", kSize, other_size);
   add("slots_reversed", "reads the slots of a page in reverse order", "", kIndex, slots_reversed);
-  add("k_pages_rotated", "reads K one page further than V", "", "K and V share one block table", k_rotated);
-  add("v_pages_rotated", "reads V one page further than K", "", "K and V share one block table", v_rotated);
+  add("k_pages_rotated", "reads K one page further than V", "", "K and V share one block table",
+      [](const Clues& e) { return rotated(e, Side::key); });
+  add("v_pages_rotated", "reads V one page further than K", "", "K and V share one block table",
+      [](const Clues& e) { return rotated(e, Side::value); });
   add("element_offset_32_bit", "keeps element offsets in 32 bits", "vllm#50427, vllm#47671, sglang#20389",
       "widen before the multiplication: int64(page) * stride", offset_32_bit, Rank::mechanism);
 }

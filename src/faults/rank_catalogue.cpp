@@ -33,45 +33,33 @@ std::vector<std::int64_t> ranks_seen(const Facts& f, const Deal& d) {
 
 bool several_ranks_seen(const Facts& f, const Deal& d) { return ranks_seen(f, d).size() > 1; }
 
-double sum_of_exp(std::span<const double> lse, double max, double factor) {
+double sum_of_exp(std::span<const double> lse, double max) {
   double sum = 0;
-  for (const double value : lse) sum += value == kNegInf ? 0 : std::exp(factor * (value - max));
+  for (const double value : lse) sum += value == kNegInf ? 0 : std::exp(value - max);
   return sum;
 }
-
-/// exp(factor (lse_k - lse)), normalised, with weights that multiply the parts.
-Shares weighted(std::span<const double> lse, std::span<const double> weights, double factor = 1) {
-  Shares s{std::vector<double>(lse.size(), 0.0), kNegInf};
-  double max = kNegInf, sum = 0;
-  for (std::size_t k = 0; k < lse.size(); ++k)
-    if (weights[k] != 0) max = std::max(max, lse[k]);
-  if (max == kNegInf) return s;
-  for (std::size_t k = 0; k < lse.size(); ++k)
-    sum += s.of[k] = weights[k] == 0 || lse[k] == kNegInf ? 0 : weights[k] * std::exp(factor * (lse[k] - max));
-  for (double& share : s.of) share /= sum;
-  s.lse = max + std::log(sum) / factor;
-  return s;
-}
-
-std::vector<double> ones(std::size_t count) { return std::vector<double>(count, 1.0); }
 
 /// Suspects that replace the merge weight of a rank by `weight`, one for each rank whose keys are seen.
 RankSuspects with_weight(const Facts& f, const Deal& d, double weight, const char* detail) {
   RankSuspects list;
   for (const std::int64_t rank : ranks_seen(f, d))
-    list.push_back({formatted("rank {}'s part {}", rank, detail), [rank, weight](RankModel& m) {
-                      m.shares = [rank, weight](std::span<const double> lse) {
-                        std::vector<double> weights = ones(lse.size());
-                        weights[Facts::at(rank)] = weight;
-                        return weighted(lse, weights);
-                      };
-                    }});
+    list.push_back({formatted("rank {}'s part {}", rank, detail),
+                    function_set(&RankModel::shares, [rank, weight](std::span<const double> lse) {
+                      std::vector<double> weights(lse.size(), 1.0);
+                      weights[Facts::at(rank)] = weight;
+                      return shares_of(lse, weights);
+                    })});
   return list;
 }
 
-RankSuspects one_merge(bool shows, std::function<Shares(std::span<const double>)> shares) {
-  if (!shows) return {};
-  return {{"", [shares = std::move(shares)](RankModel& m) { m.shares = shares; }}};
+using FindRanks = std::function<RankSuspects(const Facts&, const Deal&)>;
+
+/// Another merge, where `shows` is true.
+FindRanks merge_of(bool (*shows)(const Facts&, const Deal&), Shares (*shares)(std::span<const double> lse)) {
+  return [=](const Facts& f, const Deal& d) -> RankSuspects {
+    if (!shows(f, d)) return {};
+    return {{"", [shares](RankModel& m) { m.shares = shares; }}};
+  };
 }
 
 RankSuspects part_missing(const Facts& f, const Deal& d) { return with_weight(f, d, 0, "is missing"); }
@@ -81,68 +69,26 @@ RankSuspects part_twice(const Facts& f, const Deal& d) {
   return with_weight(f, d, 2, "counts twice");
 }
 
-RankSuspects averaged_parts(const Facts& f, const Deal& d) {
-  return one_merge(several_ranks_seen(f, d), [](std::span<const double> lse) {
-    Shares s = weighted(lse, ones(lse.size()));
-    std::fill(s.of.begin(), s.of.end(), 1 / static_cast<double>(lse.size()));
-    return s;
-  });
-}
-
-RankSuspects added_parts(const Facts& f, const Deal& d) {
-  return one_merge(several_ranks_seen(f, d), [](std::span<const double> lse) {
-    Shares s = weighted(lse, ones(lse.size()));
-    std::fill(s.of.begin(), s.of.end(), 1.0);
-    return s;
-  });
-}
-
-/// out = sum_k exp(lse_k - max) out_k, and no division.
-RankSuspects undivided(const Facts& f, const Deal& d) {
-  return one_merge(several_ranks_seen(f, d), [](std::span<const double> lse) {
-    Shares s = weighted(lse, ones(lse.size()));
-    const double max = *std::max_element(lse.begin(), lse.end());
-    for (double& share : s.of) share *= max == kNegInf ? 1 : sum_of_exp(lse, max, 1);
-    return s;
-  });
-}
-
-RankSuspects base_2_as_natural(const Facts& f, const Deal& d) {
-  return one_merge(several_ranks_seen(f, d), [](std::span<const double> lse) {
-    std::vector<double> given(lse.begin(), lse.end());
-    for (double& value : given) value *= std::numbers::log2e;
-    return weighted(given, ones(lse.size()));
-  });
-}
-
-RankSuspects natural_as_base_2(const Facts& f, const Deal& d) {
-  return one_merge(several_ranks_seen(f, d),
-                   [](std::span<const double> lse) { return weighted(lse, ones(lse.size()), std::numbers::ln2); });
-}
-
 RankSuspects one_in_base_2(const Facts& f, const Deal& d) {
   RankSuspects list;
   if (!several_ranks_seen(f, d)) return list;
   for (const std::int64_t rank : ranks_seen(f, d))
-    list.push_back({formatted("rank {} gives its lse in base 2", rank), [rank](RankModel& m) {
-                      m.shares = [rank](std::span<const double> lse) {
-                        std::vector<double> given(lse.begin(), lse.end());
-                        given[Facts::at(rank)] *= std::numbers::log2e;
-                        return weighted(given, ones(lse.size()));
-                      };
-                    }});
+    list.push_back({formatted("rank {} gives its lse in base 2", rank),
+                    function_set(&RankModel::shares, [rank](std::span<const double> lse) {
+                      std::vector<double> given(lse.begin(), lse.end());
+                      given[Facts::at(rank)] *= std::numbers::log2e;
+                      return shares_of(given);
+                    })});
   return list;
 }
 
 /// Part k meets the lse of rank from[k].
 RankSuspect permuted(std::string detail, std::vector<std::size_t> from) {
-  return {std::move(detail), [from = std::move(from)](RankModel& m) {
-            m.shares = [from](std::span<const double> lse) {
-              std::vector<double> given;
-              for (const std::size_t k : from) given.push_back(lse[k]);
-              return weighted(given, ones(lse.size()));
-            };
-          }};
+  return {std::move(detail), function_set(&RankModel::shares, [from = std::move(from)](std::span<const double> lse) {
+            std::vector<double> given;
+            for (const std::size_t k : from) given.push_back(lse[k]);
+            return shares_of(given);
+          })};
 }
 
 RankSuspects swapped_ranks(const Facts& f, const Deal& d) {
@@ -173,43 +119,16 @@ bool empty_part_somewhere(const Facts& f, const Deal& d) {
   });
 }
 
-RankSuspects empty_weighs(const Facts& f, const Deal& d) {
-  return one_merge(empty_part_somewhere(f, d), [](std::span<const double> lse) {
-    std::vector<double> given(lse.begin(), lse.end());
-    std::replace(given.begin(), given.end(), kNegInf, 0.0);
-    return weighted(given, ones(lse.size()));
-  });
-}
-
-RankSuspects empty_gives_nan(const Facts& f, const Deal& d) {
-  return one_merge(empty_part_somewhere(f, d), [](std::span<const double> lse) {
-    Shares s = weighted(lse, ones(lse.size()));
-    if (std::find(lse.begin(), lse.end(), kNegInf) == lse.end()) return s;
-    std::fill(s.of.begin(), s.of.end(), kNaN);
-    s.lse = kNaN;
-    return s;
-  });
-}
-
-RankSuspects zero_is_empty(const Facts& f, const Deal& d) {
-  return one_merge(several_ranks_seen(f, d), [](std::span<const double> lse) {
-    std::vector<double> given(lse.begin(), lse.end());
-    std::replace_if(given.begin(), given.end(), [](double value) { return value == 0; }, kNegInf);
-    return weighted(given, ones(lse.size()));
-  });
-}
-
 RankSuspects one_part_alone(const Facts& f, const Deal& d) {
   RankSuspects list;
   if (!several_ranks_seen(f, d)) return list;
   for (const std::int64_t rank : ranks_seen(f, d))
-    list.push_back({formatted("the result is rank {}'s part", rank), [rank](RankModel& m) {
-                      m.shares = [rank](std::span<const double> lse) {
-                        Shares s{std::vector<double>(lse.size(), 0.0), lse[Facts::at(rank)]};
-                        s.of[Facts::at(rank)] = 1;
-                        return s;
-                      };
-                    }});
+    list.push_back(
+        {formatted("the result is rank {}'s part", rank), function_set(&RankModel::shares, [rank](std::span<const double> lse) {
+           Shares s{std::vector<double>(lse.size(), 0.0), lse[Facts::at(rank)]};
+           s.of[Facts::at(rank)] = 1;
+           return s;
+         })});
   return list;
 }
 
@@ -217,13 +136,11 @@ RankSuspects lse_in_16_bits(const Facts& f, const Deal& d) {
   if (!several_ranks_seen(f, d)) return {};
   RankSuspects list;
   for (const DType type : {DType::bf16, DType::f16})
-    list.push_back({formatted("in {}", name_of(type)), [type](RankModel& m) {
-                      m.shares = [type](std::span<const double> lse) {
-                        std::vector<double> given;
-                        for (const double value : lse) given.push_back(value == kNegInf ? value : rounded(type, value));
-                        return weighted(given, ones(lse.size()));
-                      };
-                    }});
+    list.push_back({formatted("in {}", name_of(type)), function_set(&RankModel::shares, [type](std::span<const double> lse) {
+                      std::vector<double> given;
+                      for (const double value : lse) given.push_back(value == kNegInf ? value : rounded(type, value));
+                      return shares_of(given);
+                    })});
   return list;
 }
 
@@ -238,7 +155,7 @@ RankSuspects shifted_heads(const Facts& f, const Deal& d) {
   for (const std::int64_t by : shifts)
     if (by < f.num_q_heads && list.size() < kMaxCandidates)
       list.push_back({formatted("head h holds the result of head h + {} of {}", by, f.num_q_heads),
-                      [by, heads = f.num_q_heads](RankModel& m) { m.head = [=](std::int64_t h) { return (h + by) % heads; }; }});
+                      function_set(&RankModel::head, [by, heads = f.num_q_heads](std::int64_t h) { return (h + by) % heads; })});
   return list;
 }
 
@@ -246,11 +163,10 @@ RankSuspects shifted_heads(const Facts& f, const Deal& d) {
 RankSuspects keys_if(bool shows, std::function<bool(const Row&, std::int64_t rank, std::int64_t position)> folds,
                      std::string detail = {}) {
   if (!shows) return {};
-  return {{std::move(detail), [folds = std::move(folds)](RankModel& m) {
-             m.keys = [folds](const Row& row, std::int64_t rank, std::vector<Key>& keys) {
-               std::erase_if(keys, [&](const Key& key) { return !folds(row, rank, key.position); });
-             };
-           }}};
+  return {{std::move(detail),
+           function_set(&RankModel::keys, [folds = std::move(folds)](const Row& row, std::int64_t rank, std::vector<Key>& keys) {
+             std::erase_if(keys, [&](const Key& key) { return !folds(row, rank, key.position); });
+           })}};
 }
 
 RankSuspects border_twice(const Facts& f, const Deal& d) {
@@ -312,26 +228,24 @@ RankSuspects local_mask(const Facts& f, const Deal& d) {
 RankSuspects local_window(const Facts& f, const Deal& d) {
   if (!f.windowed() || d.world < 2) return {};
   if (!any_row(f, [&](std::int64_t, std::int64_t q_pos) { return f.first_key(q_pos) > 0; })) return {};
-  return {{"", [d, window = f.window()](RankModel& m) {
-             m.keys = [d, window](const Row& row, std::int64_t rank, std::vector<Key>& keys) {
-               keys.clear();
-               const std::int64_t held = d.held(rank, row.q_pos + 1);
-               for (std::int64_t p = 0; p <= row.q_pos; ++p)
-                 if (d.owner(p) == rank && held - 1 - d.index(p) < window) keys.push_back({p, 1});
-             };
-           }}};
+  return {
+      {"", function_set(&RankModel::keys, [d, window = f.window()](const Row& row, std::int64_t rank, std::vector<Key>& keys) {
+         keys.clear();
+         const std::int64_t held = d.held(rank, row.q_pos + 1);
+         for (std::int64_t p = 0; p <= row.q_pos; ++p)
+           if (d.owner(p) == rank && held - 1 - d.index(p) < window) keys.push_back({p, 1});
+       })}};
 }
 
 RankSuspects sink_everywhere(const Facts& f, const Deal& d) {
   if (!f.options.sinks.present() || d.world < 2 || f.num_tokens == 0) return {};
-  return {{"", [](RankModel& m) { m.sink = [](std::int64_t) { return true; }; }}};
+  return {{"", function_set(&RankModel::sink, [](std::int64_t) { return true; })}};
 }
 
 RankSuspects local_distances(const Facts& f, const Deal& d) {
   if (!f.options.alibi_slopes.present() || !several_ranks_seen(f, d)) return {};
-  return {{"", [d](RankModel& m) {
-             m.distance_from = [d](const Row&, std::int64_t, std::int64_t position) { return d.index(position); };
-           }}};
+  return {{"", function_set(&RankModel::distance_from,
+                            [d](const Row&, std::int64_t, std::int64_t position) { return d.index(position); })}};
 }
 
 constexpr const char* kFormula =
@@ -343,29 +257,65 @@ constexpr const char* kLengths =
 
 void add_merges(std::vector<RankFault>& list) {
   const auto add = [&](const char* id, const char* text, const char* seen, const char* next, const char* why_not,
-                       RankSuspects (*suspects)(const Facts&, const Deal&)) {
-    list.push_back({{id, "ranks", text, seen, next}, true, suspects, why_not});
+                       FindRanks suspects) {
+    list.push_back({{id, "ranks", text, seen, next}, true, std::move(suspects), why_not});
   };
   add("rank_part_missing", "leave a rank's part out of the merge", "", "compare the ranks that sent with those that are merged",
       "no row sees a key", part_missing);
   add("rank_part_twice", "merge a rank's part twice", "", "compare the ranks that sent with those that are merged", kOneRank,
       part_twice);
-  add("rank_parts_averaged", "average their parts without weights", "", kFormula, kOneRank, averaged_parts);
+  add("rank_parts_averaged", "average their parts without weights", "", kFormula, kOneRank,
+      merge_of(several_ranks_seen, [](std::span<const double> lse) {
+        Shares s = shares_of(lse);
+        std::fill(s.of.begin(), s.of.end(), 1 / static_cast<double>(lse.size()));
+        return s;
+      }));
   add("rank_parts_added", "add their parts without weights, as an all-reduce of outputs does", "", kFormula, kOneRank,
-      added_parts);
+      merge_of(several_ranks_seen, [](std::span<const double> lse) {
+        Shares s = shares_of(lse);
+        std::fill(s.of.begin(), s.of.end(), 1.0);
+        return s;
+      }));
+  // out = sum_k exp(lse_k - max) out_k, and no division.
   add("rank_merge_undivided", "add weighted parts and do not divide by the sum of the weights", "", kFormula, kOneRank,
-      undivided);
-  add("rank_lse_base_2", "merge lse of base 2 as natural ones", "sglang#33926", kFormula, kOneRank, base_2_as_natural);
-  add("rank_lse_natural_as_base_2", "merge natural lse as those of base 2", "", kFormula, kOneRank, natural_as_base_2);
+      merge_of(several_ranks_seen, [](std::span<const double> lse) {
+        Shares s = shares_of(lse);
+        const double max = *std::max_element(lse.begin(), lse.end());
+        for (double& share : s.of) share *= max == kNegInf ? 1 : sum_of_exp(lse, max);
+        return s;
+      }));
+  add("rank_lse_base_2", "merge lse of base 2 as natural ones", "sglang#33926", kFormula, kOneRank,
+      merge_of(several_ranks_seen, [](std::span<const double> lse) {
+        std::vector<double> given(lse.begin(), lse.end());
+        for (double& value : given) value *= std::numbers::log2e;
+        return shares_of(given);
+      }));
+  add("rank_lse_natural_as_base_2", "merge natural lse as those of base 2", "", kFormula, kOneRank,
+      merge_of(several_ranks_seen, [](std::span<const double> lse) { return shares_of(lse, {}, std::numbers::ln2); }));
   add("one_rank_lse_base_2", "merge the lse of one rank in another base than the others'", "",
       "every rank runs the same kernel, or converts its lse", kOneRank, one_in_base_2);
   add("rank_weights_swapped", "give parts the weights of other ranks", "",
       "outputs and lse travel in one buffer, or in one order", kOneRank, swapped_ranks);
   add("empty_rank_weighs", "give a rank without a visible key the lse 0", "sglang#33325", kEmpty, "every rank has a visible key",
-      empty_weighs);
+      merge_of(empty_part_somewhere, [](std::span<const double> lse) {
+        std::vector<double> given(lse.begin(), lse.end());
+        std::replace(given.begin(), given.end(), kNegInf, 0.0);
+        return shares_of(given);
+      }));
   add("empty_rank_is_nan", "divide the part of a rank without a visible key by its denominator 0", "", kEmpty,
-      "every rank has a visible key", empty_gives_nan);
-  add("zero_lse_is_empty", "take an lse of 0 for that of a rank without keys", "", kEmpty, kOneRank, zero_is_empty);
+      "every rank has a visible key", merge_of(empty_part_somewhere, [](std::span<const double> lse) {
+        Shares s = shares_of(lse);
+        if (std::find(lse.begin(), lse.end(), kNegInf) == lse.end()) return s;
+        std::fill(s.of.begin(), s.of.end(), kNaN);
+        s.lse = kNaN;
+        return s;
+      }));
+  add("zero_lse_is_empty", "take an lse of 0 for that of a rank without keys", "", kEmpty, kOneRank,
+      merge_of(several_ranks_seen, [](std::span<const double> lse) {
+        std::vector<double> given(lse.begin(), lse.end());
+        std::replace_if(given.begin(), given.end(), [](double value) { return value == 0; }, kNegInf);
+        return shares_of(given);
+      }));
   add("rank_part_alone", "keep one rank's part as the result", "", "the exchange comes before the result is used", kOneRank,
       one_part_alone);
   add("rank_lse_rounded", "exchange lse in 16 bits", "", "lse travels in f32", kOneRank, lse_in_16_bits);
@@ -374,9 +324,8 @@ void add_merges(std::vector<RankFault>& list) {
 }
 
 void add_key_faults(std::vector<RankFault>& list) {
-  const auto add = [&](const char* id, const char* text, const char* next, const char* why_not,
-                       RankSuspects (*suspects)(const Facts&, const Deal&)) {
-    list.push_back({{id, "ranks", text, "", next}, false, suspects, why_not});
+  const auto add = [&](const char* id, const char* text, const char* next, const char* why_not, FindRanks suspects) {
+    list.push_back({{id, "ranks", text, "", next}, false, std::move(suspects), why_not});
   };
   add("border_key_twice", "count the key behind the end of a run, which the next rank counts, too", kLengths,
       "no row sees keys of two neighbouring runs", border_twice);

@@ -4,32 +4,27 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <new>
 
 #include "quire/contract.hpp"
 #include "quire/rank_faults.hpp"
-#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
-namespace {
 
-constexpr double kNoKeys = -std::numeric_limits<double>::infinity();
-
-/// exp(lse_k - lse); an empty part weighs nothing.
-Shares true_shares(std::span<const double> lse) {
-  const double max = *std::max_element(lse.begin(), lse.end());
-  Shares s{std::vector<double>(lse.size(), 0.0), kNoKeys};
-  if (max == kNoKeys) return s;
-  double sum = 0;
-  for (std::size_t k = 0; k < lse.size(); ++k) sum += s.of[k] = lse[k] == kNoKeys ? 0 : std::exp(lse[k] - max);
+Shares shares_of(std::span<const double> lse, std::span<const double> weights, double factor) {
+  Shares s{std::vector<double>(lse.size(), 0.0), kNegInf};
+  const auto weight = [&](std::size_t k) { return weights.empty() ? 1.0 : weights[k]; };
+  double max = kNegInf, sum = 0;
+  for (std::size_t k = 0; k < lse.size(); ++k)
+    if (weight(k) != 0) max = std::max(max, lse[k]);
+  if (max == kNegInf) return s;
+  for (std::size_t k = 0; k < lse.size(); ++k)
+    sum += s.of[k] = weight(k) == 0 || lse[k] == kNegInf ? 0 : weight(k) * std::exp(factor * (lse[k] - max));
   for (double& share : s.of) share /= sum;
-  s.lse = max + std::log(sum);
+  s.lse = max + std::log(sum) / factor;
   return s;
 }
-
-}  // namespace
 
 std::int64_t Deal::owner(std::int64_t position) const {
   if (span > 0) return std::min(position / span, world - 1);
@@ -56,7 +51,7 @@ RankModel::RankModel(const Facts& truth, const Deal& how) : facts(&truth), deal(
     std::erase_if(list, [&](const Key& key) { return how.owner(key.position) != rank; });
   };
   sink = [](std::int64_t rank) { return rank == 0; };
-  shares = true_shares;
+  shares = [](std::span<const double> lse) { return shares_of(lse); };
   head = [](std::int64_t h) { return h; };
 }
 
@@ -66,7 +61,7 @@ RowResult part_of_rank(const RankModel& model, std::int64_t rank, const RowHead&
     before(row, list);
     model.keys(row, rank, list);
   };
-  if (!model.sink(rank)) own.sink = [](const Row&) { return kNoKeys; };
+  if (!model.sink(rank)) own.sink = [](const Row&) { return kNegInf; };
   if (model.distance_from)
     own.bias = [&model, rank](const Row& row, std::int64_t position) {
       return slope_of(*model.facts, row.query_head) * static_cast<double>(model.distance_from(row, rank, position) - row.q_pos);
@@ -113,14 +108,6 @@ Status plant_rank_fault(faults_detail::RankModel& model, std::string_view id) {
   return {};
 }
 
-void store_merged(const Batch& b, const faults_detail::RowHead& at, const faults_detail::RowResult& row) {
-  const Tensor &o = b.output, &l = b.lse;
-  for (std::size_t d = 0; d < row.out.size(); ++d)
-    semantics::store(o.data, o.dtype, at.token * o.stride[0] + at.head * o.stride[1] + static_cast<std::int64_t>(d) * o.stride[2],
-                     static_cast<float>(row.out[d]));
-  if (l.present()) semantics::store(l.data, l.dtype, at.token * l.stride[0] + at.head * l.stride[1], static_cast<float>(row.lse));
-}
-
 }  // namespace
 
 const std::vector<FaultInfo>& rank_faults() {
@@ -145,7 +132,7 @@ Status attend_with_rank_fault(const Batch& batch, const KVCache& cache, const Op
   faults_detail::RankModel model(facts, {.world = shard.world, .interleave = shard.interleave, .span = shard.span});
   if (Status s = plant_rank_fault(model, id); !s.ok()) return s;
   for (std::int64_t t = 0; t < facts.num_tokens; ++t)
-    for (std::int64_t h = 0; h < facts.num_q_heads; ++h) store_merged(batch, {t, h}, merged_row(model, {t, h}));
+    for (std::int64_t h = 0; h < facts.num_q_heads; ++h) store_row(batch, {t, h}, merged_row(model, {t, h}));
   return {};
 } catch (const std::bad_alloc&) {
   return {Code::out_of_memory, "attend_with_rank_fault: not enough memory"};

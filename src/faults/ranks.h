@@ -34,6 +34,10 @@ struct Shares {
   double lse = 0;
 };
 
+/// exp(factor (lse_k - lse)), normalised, with weights that multiply the parts; all are 1 if there are none. An empty part weighs
+/// nothing.
+Shares shares_of(std::span<const double> lse, std::span<const double> weights = {}, double factor = 1);
+
 struct RankModel {
   RankModel(const Facts& facts, const Deal& deal);  ///< the truth; keeps a reference to `facts`
 

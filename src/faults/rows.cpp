@@ -192,14 +192,12 @@ Suspects transposed(const Clues& e) {
 
 Suspects repeated_last_row(const Clues& e) {
   if (e.facts.max_query_len() <= 1) return cannot_show("no request has more than one row");
-  return rows_only([](Model& m) {
-    m.row = [before = m.row](std::int64_t token, std::int64_t head) {
-      const Row own = before(token, head);
-      Row row = before(own.first_token + own.query_len - 1, head);
-      row.token = token;
-      return row;
-    };
-  });
+  return rows_only(function_changed(&Model::row, [](const auto& before, std::int64_t token, std::int64_t head) {
+    const Row own = before(token, head);
+    Row row = before(own.first_token + own.query_len - 1, head);
+    row.token = token;
+    return row;
+  }));
 }
 
 Suspects neighbour_query(const Clues& e) {

@@ -72,19 +72,19 @@ Suspects dropped(const Clues& e, Side side) {
     return cannot_show(formatted("{} is 1, or nothing that it scales matters", name_of(side)));
   return one(replaced(f, one_everywhere, side == Side::key, side == Side::value));
 }
-Suspects k_dropped(const Clues& e) { return dropped(e, Side::key); }
-Suspects v_dropped(const Clues& e) { return dropped(e, Side::value); }
 
 /// Suspects with a wrong scale of K and V, of K alone and of V alone, as far as each changes a value.
-Suspects either(const Clues& e, const Wrong& wrong, const char* why_not) {
-  const Facts& f = e.facts;
-  const bool k = differs(f, Side::key, wrong), v = differs(f, Side::value, wrong);
-  Suspects s;
-  if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true)});
-  if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false)});
-  if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true)});
-  if (s.list.empty()) s.why_not = why_not;
-  return s;
+Find either(const Wrong& wrong, const char* why_not) {
+  return [=](const Clues& e) {
+    const Facts& f = e.facts;
+    const bool k = differs(f, Side::key, wrong), v = differs(f, Side::value, wrong);
+    Suspects s;
+    if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true)});
+    if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false)});
+    if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true)});
+    if (s.list.empty()) s.why_not = why_not;
+    return s;
+  };
 }
 
 Suspects swapped_scales(const Clues& e) {
@@ -96,71 +96,16 @@ Suspects swapped_scales(const Clues& e) {
   return one(replaced(e.facts, wrong, /*key=*/true, /*value=*/true));
 }
 
-Suspects first_head(const Clues& e) {
-  return either(
-      e, [](const Model& truth, Side side, const Place& place, std::int64_t) { return truth.scale(side, place, 0); },
-      "no scale differs from head to head");
-}
-
-Suspects inverted(const Clues& e) {
-  return either(
-      e, [](const Model& truth, Side side, const Place& place, std::int64_t h) { return 1 / truth.scale(side, place, h); },
-      "all scales are 1");
-}
-
-Suspects twice(const Clues& e) {
-  return either(
-      e,
-      [](const Model& truth, Side side, const Place& place, std::int64_t h) {
-        return truth.scale(side, place, h) * truth.scale(side, place, h);
-      },
-      "all scales are 1");
-}
-
 /// A wrong place of scales that tokens have; other scales have none. Slots that nobody wrote may hold NaN, which shows.
-Suspects elsewhere(const Clues& e, const char* why_not, const Wrong& scale) {
-  const Facts* f = &e.facts;
-  if (!of_tokens(*f, Side::key) && !of_tokens(*f, Side::value)) return cannot_show("tokens have no scales of their own");
-  return either(
-      e,
-      [f, scale](const Model& truth, Side side, const Place& place, std::int64_t h) {
-        return of_tokens(*f, side) ? scale(truth, side, place, h) : truth.scale(side, place, h);
-      },
-      why_not);
-}
-
-Suspects of_next_token(const Clues& e) {
-  return elsewhere(e, "neighbouring tokens have the same scales",
-                   [size = e.facts.page_size](const Model& truth, Side side, Place place, std::int64_t h) {
-                     place.offset = place.offset > 0 ? place.offset - 1 : size - 1;
-                     return truth.scale(side, place, h);
-                   });
-}
-
-Suspects of_first_of_page(const Clues& e) {
-  return elsewhere(e, "all tokens of a page have the same scales",
-                   [](const Model& truth, Side side, Place place, std::int64_t h) {
-                     place.offset = 0;
-                     return truth.scale(side, place, h);
-                   });
-}
-
-Suspects of_first_page(const Clues& e) {
-  return elsewhere(e, "all pages have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
-    place.page = truth.facts->page(truth.facts->req_of(0), 0);
-    return truth.scale(side, place, h);
-  });
-}
-
-/// [page_size, num_kv_heads] of a page read as [num_kv_heads, page_size].
-Suspects scales_transposed(const Clues& e) {
-  return elsewhere(
-      e, "heads or tokens of a page have the same scales",
-      [size = e.facts.page_size, heads = e.facts.num_kv_heads](const Model& truth, Side side, Place place, std::int64_t h) {
-        const std::int64_t element = h * size + place.offset;
-        place.offset = element / heads;
-        return truth.scale(side, place, element % heads);
-      });
+Find elsewhere(const char* why_not, const Wrong& scale) {
+  return [=](const Clues& e) {
+    const Facts* f = &e.facts;
+    if (!of_tokens(*f, Side::key) && !of_tokens(*f, Side::value)) return cannot_show("tokens have no scales of their own");
+    const auto of_slots = [f, scale](const Model& truth, Side side, const Place& place, std::int64_t h) {
+      return of_tokens(*f, side) ? scale(truth, side, place, h) : truth.scale(side, place, h);
+    };
+    return either(of_slots, why_not)(e);
+  };
 }
 
 /// Suspects of a cache that has one scale for all tokens.
@@ -168,14 +113,9 @@ Suspects of_any_token(const Clues& e) {
   Place last;
   std::int64_t found = 0;
   for_each_cached(e.facts, Model(e.facts), [&](const Place& place, std::int64_t) { last = place, ++found; });
-  if (found == 0) return cannot_show("no row reads the cache");
-  return elsewhere(e, "all tokens have the same scales",
-                   [last](const Model& truth, Side side, const Place&, std::int64_t h) { return truth.scale(side, last, h); });
-}
-
-Suspects of_keys(const Clues& e) {
-  return elsewhere(e, "k_scale and v_scale are the same",
-                   [](const Model& truth, Side, const Place& place, std::int64_t h) { return truth.scale(Side::key, place, h); });
+  if (found == 0) return cannot_show(kNotCached);
+  return elsewhere("all tokens have the same scales",
+                   [last](const Model& truth, Side side, const Place&, std::int64_t h) { return truth.scale(side, last, h); })(e);
 }
 
 Suspects on_new_rows(const Clues& e) {
@@ -185,43 +125,71 @@ Suspects on_new_rows(const Clues& e) {
     return cannot_show("scales belong to slots, and new rows have none");
   if (!differs(*f, Side::key, one_everywhere) && !differs(*f, Side::value, one_everywhere))
     return cannot_show("all scales are 1");
-  return one([f](Model& m) {
-    m.scale = [truth = std::make_shared<Model>(*f), before = m.scale](Side side, const Place& place, std::int64_t head) {
-      return place.kind == Place::Kind::new_row ? truth->scale(side, Place{}, head) : before(side, place, head);
-    };
-  });
+  return one(function_changed(
+      &Model::scale, [truth = std::make_shared<Model>(*f)](const auto& before, Side side, const Place& place, std::int64_t head) {
+        return place.kind == Place::Kind::new_row ? truth->scale(side, Place{}, head) : before(side, place, head);
+      }));
+}
+
+void add_cache_scales(const Family& add) {
+  const char* const kPass = "print the scales that the kernel receives; a format that needs none still has one";
+  add("k_scale_dropped", "drops k_scale", "flashinfer#1023", kPass, [](const Clues& e) { return dropped(e, Side::key); });
+  add("v_scale_dropped", "drops v_scale", "flashinfer#1023", kPass, [](const Clues& e) { return dropped(e, Side::value); });
+  add("scales_swapped", "swaps k_scale and v_scale", "", "compare the order of arguments at the call with the declaration",
+      swapped_scales);
+  add("scale_of_first_head", "uses the first element of per-head scales for every head", "",
+      "look for a kernel that dereferences the scale pointer once",
+      either([](const Model& truth, Side side, const Place& place, std::int64_t) { return truth.scale(side, place, 0); },
+             "no scale differs from head to head"));
+  add("scales_inverted", "divides by the cache scales", "", "append divides by the scale, attention multiplies",
+      either([](const Model& truth, Side side, const Place& place, std::int64_t h) { return 1 / truth.scale(side, place, h); },
+             "all scales are 1"));
+  add("scales_applied_twice", "applies the cache scales twice", "", "scale the elements, or scores and output, not both",
+      either([](const Model& truth, Side side, const Place& place,
+                std::int64_t h) { return truth.scale(side, place, h) * truth.scale(side, place, h); },
+             "all scales are 1"));
+  add("scales_on_new_rows", "applies the cache scales to key / value rows too", "", "key and value hold real values, unscaled",
+      on_new_rows);
+}
+
+void add_token_scales(const Family& add) {
+  const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";
+  add("token_scale_of_neighbour", "uses the scale of the token before", "", kSlot,
+      elsewhere("neighbouring tokens have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
+        place.offset = place.offset > 0 ? place.offset - 1 : truth.facts->page_size - 1;
+        return truth.scale(side, place, h);
+      }));
+  add("token_scale_of_page_start", "uses the scale of the first token of a page for all of its tokens", "", kSlot,
+      elsewhere("all tokens of a page have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
+        place.offset = 0;
+        return truth.scale(side, place, h);
+      }));
+  add("token_scales_of_first_page", "reads the scales of the first page for every page", "",
+      "look for a kernel that forgets the page's stride in the scales",
+      elsewhere("all pages have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
+        place.page = truth.facts->page(truth.facts->req_of(0), 0);
+        return truth.scale(side, place, h);
+      }));
+  add("token_scales_transposed", "reads scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]", "",
+      "pass the strides of the scales; they need not be those of the cache's layout",
+      elsewhere("heads or tokens of a page have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
+        const std::int64_t element = h * truth.facts->page_size + place.offset, heads = truth.facts->num_kv_heads;
+        place.offset = element / heads;
+        return truth.scale(side, place, element % heads);
+      }));
+  add("one_token_scale_for_all", "uses the scale of the newest token for every token", "",
+      "look for a cache with one scale that append overwrites", of_any_token);
+  add("token_scales_of_keys", "uses the scales of keys for values", "",
+      "compare the order of arguments at the call with the declaration",
+      elsewhere("k_scale and v_scale are the same",
+                [](const Model& truth, Side, const Place& place, std::int64_t h) { return truth.scale(Side::key, place, h); }));
 }
 
 }  // namespace
 
 void add_scales(std::vector<Fault>& list) {
-  const Family add{list, "scales"};
-  const char* const kPass = "print the scales that the kernel receives; a format that needs none still has one";
-  add("k_scale_dropped", "drops k_scale", "flashinfer#1023", kPass, k_dropped);
-  add("v_scale_dropped", "drops v_scale", "flashinfer#1023", kPass, v_dropped);
-  add("scales_swapped", "swaps k_scale and v_scale", "", "compare the order of arguments at the call with the declaration",
-      swapped_scales);
-  add("scale_of_first_head", "uses the first element of per-head scales for every head", "",
-      "look for a kernel that dereferences the scale pointer once", first_head);
-  add("scales_inverted", "divides by the cache scales", "", "append divides by the scale, attention multiplies", inverted);
-  add("scales_applied_twice", "applies the cache scales twice", "", "scale the elements, or scores and output, not both", twice);
-  add("scales_on_new_rows", "applies the cache scales to key / value rows too", "", "key and value hold real values, unscaled",
-      on_new_rows);
-  const auto add_of_token = [&](const char* id, const char* text, const char* next, Suspects (*suspects)(const Clues&)) {
-    list.push_back({{id, "token_scales", text, "", next}, Rank::mistake, suspects});
-  };
-  const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";
-  add_of_token("token_scale_of_neighbour", "uses the scale of the token before", kSlot, of_next_token);
-  add_of_token("token_scale_of_page_start", "uses the scale of the first token of a page for all of its tokens", kSlot,
-               of_first_of_page);
-  add_of_token("token_scales_of_first_page", "reads the scales of the first page for every page",
-               "look for a kernel that forgets the page's stride in the scales", of_first_page);
-  add_of_token("token_scales_transposed", "reads scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]",
-               "pass the strides of the scales; they need not be those of the cache's layout", scales_transposed);
-  add_of_token("one_token_scale_for_all", "uses the scale of the newest token for every token",
-               "look for a cache with one scale that append overwrites", of_any_token);
-  add_of_token("token_scales_of_keys", "uses the scales of keys for values",
-               "compare the order of arguments at the call with the declaration", of_keys);
+  add_cache_scales({list, "scales"});
+  add_token_scales({list, "token_scales"});
 }
 
 }  // namespace quire::faults_detail

@@ -19,7 +19,7 @@ Suspects scale(const Clues& e, double value, const char* same) {
   const Facts* f = &e.facts;
   const double right = Model(*f).softmax_scale(Row{});
   if (std::fabs(value - right) < 1e-3 * right) return cannot_show(same);
-  return one([value](Model& m) { m.softmax_scale = [value](const Row&) { return value; }; },
+  return one(function_set(&Model::softmax_scale, [value](const Row&) { return value; }),
              formatted("{:.4g} instead of {:.4g}", value, right));
 }
 
@@ -57,17 +57,14 @@ Suspects from_padded(const Clues& e) {
     if (padded != f.head_dim && std::find(sizes.begin(), sizes.end(), padded) == sizes.end()) sizes.push_back(padded);
   for (const std::int64_t padded : sizes)
     s.list.push_back({formatted("1 / sqrt({})", padded),
-                      [padded](Model& m) { m.softmax_scale = [padded](const Row&) { return 1 / std::sqrt(real(padded)); }; }});
+                      function_set(&Model::softmax_scale, [padded](const Row&) { return 1 / std::sqrt(real(padded)); })});
   return s;
 }
 
 Suspects qk_ignored(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  return one([](Model& m) {
-    m.score = [before = m.score](const Model& model, const Row& r, std::int64_t k, double dot) {
-      return before(model, r, k, std::isnan(dot) ? dot : 0.0);
-    };
-  });
+  return one(function_changed(&Model::score, [](const auto& before, const Model& model, const Row& r, std::int64_t k,
+                                                double dot) { return before(model, r, k, std::isnan(dot) ? dot : 0.0); }));
 }
 
 Suspects fewer_dims(const Clues& e) {
@@ -82,71 +79,55 @@ Suspects fewer_dims(const Clues& e) {
 
 Suspects query_in_fp8(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  const auto plant = [](Model& m) {
-    m.query = [before = m.query](const Row& r, std::int64_t d) -> double {
-      const std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(static_cast<float>(before(r, d)));
-      return semantics::fp8_decode<semantics::E4m3fn>(code);
-    };
-  };
+  const auto plant = function_changed(&Model::query, [](const auto& before, const Row& r, std::int64_t d) -> double {
+    const std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(static_cast<float>(before(r, d)));
+    return semantics::fp8_decode<semantics::E4m3fn>(code);
+  });
   return one(plant);
 }
 
 Suspects no_cap(const Facts& f) { return cannot_show(f.options.logits_soft_cap ? kOneKey : "no soft cap is set"); }
 
-using Cap = double (*)(double score, double cap);
-Suspects cap(const Clues& e, Cap wrong) {
-  const Facts& f = e.facts;
-  if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
-  const double limit = *f.options.logits_soft_cap;
-  return one([limit, wrong](Model& m) { m.cap = [limit, wrong](const Row&, double s) { return wrong(s, limit); }; });
-}
-Suspects cap_ignored(const Clues& e) {
-  return cap(e, [](double s, double) { return s; });
-}
-Suspects cap_clips(const Clues& e) {
-  return cap(e, [](double s, double limit) { return std::clamp(s, -limit, limit); });
+Find cap(double (*wrong)(double score, double cap)) {
+  return [wrong](const Clues& e) {
+    const Facts& f = e.facts;
+    if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
+    const double limit = *f.options.logits_soft_cap;
+    return one(function_set(&Model::cap, [limit, wrong](const Row&, double s) { return wrong(s, limit); }));
+  };
 }
 Suspects cap_not_multiplied(const Clues& e) {
   const Facts& f = e.facts;
   if (f.options.logits_soft_cap && *f.options.logits_soft_cap == 1) return cannot_show("the soft cap is 1");
-  return cap(e, [](double s, double limit) { return std::tanh(s / limit); });
+  return cap([](double s, double limit) { return std::tanh(s / limit); })(e);
 }
 
 Suspects cap_before_scale(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
   if (Model(f).softmax_scale(Row{}) == 1) return cannot_show("softmax_scale is 1: the order does not matter");
-  return one([](Model& m) {
-    m.score = [](const Model& model, const Row& r, std::int64_t k, double dot) {
-      return model.softmax_scale(r) * model.cap(r, dot) + model.bias(r, k);
-    };
-  });
+  return one(function_set(&Model::score, [](const Model& model, const Row& r, std::int64_t k, double dot) {
+    return model.softmax_scale(r) * model.cap(r, dot) + model.bias(r, k);
+  }));
 }
 
 Suspects cap_after_alibi(const Clues& e) {
   const Facts& f = e.facts;
   if (!f.options.logits_soft_cap || !scores_matter(f)) return no_cap(f);
   if (!f.options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
-  return one([](Model& m) {
-    m.score = [](const Model& model, const Row& r, std::int64_t k, double dot) {
-      return model.cap(r, model.softmax_scale(r) * dot + model.bias(r, k));
-    };
-  });
+  return one(function_set(&Model::score, [](const Model& model, const Row& r, std::int64_t k, double dot) {
+    return model.cap(r, model.softmax_scale(r) * dot + model.bias(r, k));
+  }));
 }
 
 /// Scores kept in a 16-bit type between QK and the softmax. Shown by a few rows.
 Suspects scores_in_bf16(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  const auto plant = [](Model& m) {
-    m.score = [before = m.score](const Model& model, const Row& r, std::int64_t k, double dot) -> double {
-      return semantics::bf16_decode(semantics::bf16_encode(static_cast<float>(before(model, r, k, dot))));
-    };
-  };
-  Model planted(e.facts);
-  plant(planted);
-  if (e.wrong.empty() && largest_change(e.facts, planted) < 16)
-    return cannot_show("the rounding of scores stays within that of the output");
-  return one(plant);
+  const auto plant = function_changed(
+      &Model::score, [](const auto& before, const Model& model, const Row& r, std::int64_t k, double dot) -> double {
+        return semantics::bf16_decode(semantics::bf16_encode(static_cast<float>(before(model, r, k, dot))));
+      });
+  return if_it_changes_by(e, 16, plant, "the rounding of scores stays within that of the output");
 }
 
 }  // namespace
@@ -169,8 +150,9 @@ void add_scores(std::vector<Fault>& list) {
   add("query_rounded_to_fp8", "rounds the query to fp8_e4m3fn", "", "look for a quantised QK path without a query scale",
       query_in_fp8);
   add("soft_cap_ignored", "ignores the soft cap", "vllm#8660", "look at the path that serves these rows: does it take a cap?",
-      cap_ignored);
-  add("soft_cap_clips", "clips scores at the cap instead of bending them with tanh", "", "cap * tanh(score / cap)", cap_clips);
+      cap([](double s, double) { return s; }));
+  add("soft_cap_clips", "clips scores at the cap instead of bending them with tanh", "", "cap * tanh(score / cap)",
+      cap([](double s, double limit) { return std::clamp(s, -limit, limit); }));
   add("soft_cap_not_multiplied_back", "takes tanh(score / cap) and does not multiply by cap", "", "cap * tanh(score / cap)",
       cap_not_multiplied);
   add("soft_cap_before_scale", "caps the scores before it scales them", "", kOrder, cap_before_scale);

@@ -10,7 +10,6 @@
 namespace quire::faults_detail {
 namespace {
 
-using Find = std::function<Suspects(const Clues&)>;
 using Change = std::function<void(const Facts*, Shapes&)>;
 
 /// A kernel that believes in other shapes, where the batch has a shape of this kind.
@@ -20,9 +19,8 @@ Find of(bool (*has)(const Facts&), const char* why_not, Change change) {
     if (!has(*f)) return cannot_show(why_not);
     Shapes shapes = shapes_of(*f);
     change(f, shapes);
-    return if_it_changes_a_row(*f, [f, shapes](Model& m) {
-      m.keys = [f, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
-    });
+    return if_it_changes_a_row(
+        *f, function_set(&Model::keys, [f, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); }));
   };
 }
 

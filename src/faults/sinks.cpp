@@ -24,13 +24,13 @@ Suspects sink(const Clues& e, std::function<double(const Row&, double)> wrong) {
     differs = differs || std::fabs(wrong(row, right) - right) > 1e-3;
   }
   if (!differs) return cannot_show("the sinks come out the same");
-  return one(
-      [wrong = std::move(wrong)](Model& m) { m.sink = [wrong, before = m.sink](const Row& r) { return wrong(r, before(r)); }; });
+  return one(function_changed(&Model::sink,
+                              [wrong = std::move(wrong)](const auto& before, const Row& r) { return wrong(r, before(r)); }));
 }
 
 Suspects sink_dropped(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show(kNone);
-  return one([](Model& m) { m.sink = [](const Row&) { return kNegInf; }; });
+  return one(function_set(&Model::sink, [](const Row&) { return kNegInf; }));
 }
 
 Suspects in_numerator(const Clues& e) {
@@ -84,7 +84,8 @@ Suspects decode_only(const Clues& e) {
   if (f.max_query_len() <= 1) return cannot_show("no request has more than one row");
   if (!any_request(f, [&](std::int64_t r) { return f.query_len(r) == 1; }))
     return cannot_show("no request has query_len 1: this is sinks_dropped here");
-  return one([](Model& m) { m.sink = [before = m.sink](const Row& r) { return r.query_len == 1 ? before(r) : kNegInf; }; });
+  return one(
+      function_changed(&Model::sink, [](const auto& before, const Row& r) { return r.query_len == 1 ? before(r) : kNegInf; }));
 }
 
 }  // namespace

@@ -13,26 +13,16 @@ namespace {
 
 constexpr const char* kNoLse = "the batch asks for no lse";
 
-using Weight = double (*)(double score, double max);
-Suspects weight(const Clues& e, Weight wrong) {
-  if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  return one([wrong](Model& m) { m.weight = wrong; });
+Find weight(double (*wrong)(double score, double max)) {
+  return [wrong](const Clues& e) {
+    if (!scores_matter(e.facts)) return cannot_show(kOneKey);
+    return one([wrong](Model& m) { m.weight = wrong; });
+  };
 }
-Suspects exp2_of_score(const Clues& e) {
-  return weight(e, [](double s, double max) { return std::exp2(s - max); });
-}
-Suspects exp_of_base_2_score(const Clues& e) {
-  return weight(e, [](double s, double max) { return std::exp((s - max) / std::log(2.0)); });
-}
-
 /// f32 exp of the bare score: infinity from 88.7 on, and infinity / infinity is NaN.
 Suspects no_max(const Clues& e) {
-  const auto plant = [](Model& m) { m.weight = [](double s, double) -> double { return std::exp(static_cast<float>(s)); }; };
-  Model planted(e.facts);
-  plant(planted);
-  if (e.wrong.empty() && !std::isinf(largest_change(e.facts, planted)))
-    return cannot_show("no score that was looked at exceeds 88, where exp overflows f32");
-  return one(plant);
+  const auto plant = function_set(&Model::weight, [](double s, double) -> double { return std::exp(static_cast<float>(s)); });
+  return if_it_changes_by(e, -kNegInf, plant, "no score that was looked at exceeds 88, where exp overflows f32");
 }
 
 /// A running softmax that does not multiply what it has by exp(old max - new max).
@@ -44,25 +34,24 @@ Suspects not_rescaled(const Clues& e) {
   for (const bool denominator_too : {false, true})
     for (const std::int64_t tile : tiles) {
       if (!any_row(f, [&](std::int64_t, std::int64_t q_pos) { return f.first_key(q_pos) / tile != q_pos / tile; })) continue;
-      const auto plant = [tile, denominator_too](Model& m) {
-        m.softmax = [tile, denominator_too](const Model& model, const Row& r, std::span<const Key> keys,
-                                            std::span<const double> scores, std::vector<double>& p) {
-          const double sink = model.sink(r), last = largest(scores, sink);
-          double max = sink, sum = sink == kNegInf ? 0 : model.weight(sink, denominator_too ? sink : last);
-          p.assign(keys.size(), 0.0);
-          if (last == kNegInf) return kNegInf;
-          for (std::size_t i = 0; i < keys.size(); ++i) {
-            if (i == 0 || keys[i].position / tile != keys[i - 1].position / tile)
-              for (std::size_t j = i; j < keys.size() && keys[j].position / tile == keys[i].position / tile; ++j)
-                max = largest(scores.subspan(j, 1), max);
-            if (keys[i].weight == 0 || max == kNegInf) continue;
-            p[i] = keys[i].weight * model.weight(scores[i], max);
-            sum += denominator_too ? p[i] : keys[i].weight * model.weight(scores[i], last);
-          }
-          for (double& value : p) value /= sum;
-          return last + std::log(sum);
-        };
-      };
+      const auto plant =
+          function_set(&Model::softmax, [tile, denominator_too](const Model& model, const Row& r, std::span<const Key> keys,
+                                                                std::span<const double> scores, std::vector<double>& p) {
+            const double sink = model.sink(r), last = largest(scores, sink);
+            double max = sink, sum = sink == kNegInf ? 0 : model.weight(sink, denominator_too ? sink : last);
+            p.assign(keys.size(), 0.0);
+            if (last == kNegInf) return kNegInf;
+            for (std::size_t i = 0; i < keys.size(); ++i) {
+              if (i == 0 || keys[i].position / tile != keys[i - 1].position / tile)
+                for (std::size_t j = i; j < keys.size() && keys[j].position / tile == keys[i].position / tile; ++j)
+                  max = largest(scores.subspan(j, 1), max);
+              if (keys[i].weight == 0 || max == kNegInf) continue;
+              p[i] = keys[i].weight * model.weight(scores[i], max);
+              sum += denominator_too ? p[i] : keys[i].weight * model.weight(scores[i], last);
+            }
+            for (double& value : p) value /= sum;
+            return last + std::log(sum);
+          });
       s.list.push_back(
           {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant});
     }
@@ -73,24 +62,20 @@ Suspects not_rescaled(const Clues& e) {
 /// A kernel whose sum starts at 1 and maximum at 0, which nothing forgets later.
 Suspects starts_at_one(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return one([](Model& m) {
-    m.sink = [before = m.sink](const Row& r) {
-      const double sink = before(r);
-      return sink == kNegInf ? 0.0 : std::max(sink, 0.0) + std::log1p(std::exp(-std::fabs(sink)));
-    };
-  });
+  return one(function_changed(&Model::sink, [](const auto& before, const Row& r) {
+    const double sink = before(r);
+    return sink == kNegInf ? 0.0 : std::max(sink, 0.0) + std::log1p(std::exp(-std::fabs(sink)));
+  }));
 }
 
 Suspects not_normalised(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  return one([](Model& m) {
-    m.softmax = [before = m.softmax](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
-                                     std::vector<double>& p) {
-      const double lse = before(model, r, keys, scores, p), max = largest(scores, model.sink(r));
-      for (double& value : p) value *= lse == kNegInf ? 1 : std::exp(lse - max);
-      return lse;
-    };
-  });
+  return one(function_changed(&Model::softmax, [](const auto& before, const Model& model, const Row& r, std::span<const Key> keys,
+                                                  std::span<const double> scores, std::vector<double>& p) {
+    const double lse = before(model, r, keys, scores, p), max = largest(scores, model.sink(r));
+    for (double& value : p) value *= lse == kNegInf ? 1 : std::exp(lse - max);
+    return lse;
+  }));
 }
 
 /// Masked keys of the last page get score 0 instead of -inf; their V does not count.
@@ -98,66 +83,54 @@ Suspects masked_as_zero(const Clues& e) {
   const Facts* f = &e.facts;
   if (!any_row(*f, [f](std::int64_t, std::int64_t q_pos) { return (q_pos + 1) % f->page_size != 0; }))
     return cannot_show("every row ends at the end of a page: no key is masked");
-  return one([f](Model& m) {
-    m.sink = [f, before = m.sink](const Row& r) {
-      const double sink = before(r);
-      const auto masked = static_cast<double>(semantics::round_up(r.q_pos + 1, f->page_size) - r.q_pos - 1);
-      if (masked <= 0) return sink;
-      return sink == kNegInf
-                 ? std::log(masked)
-                 : std::max(sink, 0.0) + std::log(std::exp(sink - std::max(sink, 0.0)) + masked * std::exp(-std::max(sink, 0.0)));
-    };
-  });
+  return one(function_changed(&Model::sink, [f](const auto& before, const Row& r) {
+    const double sink = before(r);
+    const auto masked = static_cast<double>(semantics::round_up(r.q_pos + 1, f->page_size) - r.q_pos - 1);
+    if (masked <= 0) return sink;
+    return sink == kNegInf
+               ? std::log(masked)
+               : std::max(sink, 0.0) + std::log(std::exp(sink - std::max(sink, 0.0)) + masked * std::exp(-std::max(sink, 0.0)));
+  }));
 }
 
 Suspects weights_in_fp8(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(kOneKey);
-  const auto plant = [](Model& m) {
-    m.softmax = [before = m.softmax](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
-                                     std::vector<double>& p) {
-      const double lse = before(model, r, keys, scores, p), max = largest(scores, model.sink(r));
-      const double unit = lse == kNegInf ? 1 : std::exp(lse - max);
-      for (double& value : p) {
-        if (std::isnan(value)) continue;
-        const std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(static_cast<float>(value * unit));
-        value = semantics::fp8_decode<semantics::E4m3fn>(code) / unit;
-      }
-      return lse;
-    };
-  };
-  Model planted(e.facts);
-  plant(planted);
-  if (e.wrong.empty() && largest_change(e.facts, planted) < 16)
-    return cannot_show("the rounding of weights stays within that of the output");
-  return one(plant);
+  const auto plant =
+      function_changed(&Model::softmax, [](const auto& before, const Model& model, const Row& r, std::span<const Key> keys,
+                                           std::span<const double> scores, std::vector<double>& p) {
+        const double lse = before(model, r, keys, scores, p), max = largest(scores, model.sink(r));
+        const double unit = lse == kNegInf ? 1 : std::exp(lse - max);
+        for (double& value : p) {
+          if (std::isnan(value)) continue;
+          const std::uint8_t code = semantics::fp8_encode<semantics::E4m3fn>(static_cast<float>(value * unit));
+          value = semantics::fp8_decode<semantics::E4m3fn>(code) / unit;
+        }
+        return lse;
+      });
+  return if_it_changes_by(e, 16, plant, "the rounding of weights stays within that of the output");
 }
 
 /// The lse as `wrong(true lse, maximum, sink)`.
 using WrongLse = double (*)(double lse, double max, double sink);
-Suspects lse(const Clues& e, WrongLse wrong) {
-  if (!e.facts.batch.lse.present()) return cannot_show(kNoLse);
-  if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return one([wrong](Model& m) {
-    m.softmax = [wrong, before = m.softmax](const Model& model, const Row& r, std::span<const Key> keys,
-                                            std::span<const double> scores, std::vector<double>& p) {
-      const double right = before(model, r, keys, scores, p);
-      return right == kNegInf ? right : wrong(right, largest(scores, model.sink(r)), model.sink(r));
-    };
-  });
-}
-Suspects lse_base_2(const Clues& e) {
-  return lse(e, [](double value, double, double) { return value / std::log(2.0); });
-}
-Suspects lse_without_max(const Clues& e) {
-  return lse(e, [](double value, double max, double) { return value - max; });
+Find lse(WrongLse wrong) {
+  return [wrong](const Clues& e) {
+    if (!e.facts.batch.lse.present()) return cannot_show(kNoLse);
+    if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
+    return one(
+        function_changed(&Model::softmax, [wrong](const auto& before, const Model& model, const Row& r, std::span<const Key> keys,
+                                                  std::span<const double> scores, std::vector<double>& p) {
+          const double right = before(model, r, keys, scores, p);
+          return right == kNegInf ? right : wrong(right, largest(scores, model.sink(r)), model.sink(r));
+        }));
+  };
 }
 Suspects lse_is_max(const Clues& e) {
   if (!scores_matter(e.facts)) return cannot_show(e.facts.batch.lse.present() ? kOneKey : kNoLse);
-  return lse(e, [](double, double max, double) { return max; });
+  return lse([](double, double max, double) { return max; })(e);
 }
 Suspects lse_without_sink(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show("there are no sinks");
-  return lse(e, [](double value, double, double sink) { return value + std::log(std::max(0.0, 1 - std::exp(sink - value))); });
+  return lse([](double value, double, double sink) { return value + std::log(std::max(0.0, 1 - std::exp(sink - value))); })(e);
 }
 
 /// lse is [num_tokens, num_q_heads]; merge kernels of others take [num_q_heads, num_tokens].
@@ -182,8 +155,10 @@ void add_softmax(std::vector<Fault>& list) {
   const char* const kBase = "2^x needs scores times log2(e); exp(x) needs them as they are";
   const char* const kDenominator = "the denominator is sum_k exp(s_k - m), plus exp(sink - m), and nothing else";
   const char* const kLse = "lse = m + log(denominator), natural logarithm, the sink included";
-  add("exp2_without_log2e", "takes 2^score for exp(score)", "", kBase, exp2_of_score);
-  add("log2e_without_exp2", "multiplies the scores by log2(e) and still takes exp", "", kBase, exp_of_base_2_score);
+  add("exp2_without_log2e", "takes 2^score for exp(score)", "", kBase,
+      weight([](double s, double max) { return std::exp2(s - max); }));
+  add("log2e_without_exp2", "multiplies the scores by log2(e) and still takes exp", "", kBase,
+      weight([](double s, double max) { return std::exp((s - max) / std::log(2.0)); }));
   add("no_max_subtraction", "takes exp of a score without subtracting the maximum", "", "exp overflows f32 from 88.7 on", no_max);
   add("maximum_not_rescaled", "does not rescale what it has summed when a later tile raises the maximum", "",
       "multiply the accumulator and the denominator by exp(old max - new max)", not_rescaled);
@@ -194,8 +169,10 @@ void add_softmax(std::vector<Fault>& list) {
       masked_as_zero);
   add("weights_rounded_to_fp8", "rounds the softmax weights to fp8_e4m3fn", "", "keep the weights in f32 or 16 bits",
       weights_in_fp8);
-  add("lse_base_2", "writes lse to base 2", "sglang#40903", kLse, lse_base_2);
-  add("lse_without_max", "writes the lse of the shifted scores, without the maximum", "", kLse, lse_without_max);
+  add("lse_base_2", "writes lse to base 2", "sglang#40903", kLse,
+      lse([](double value, double, double) { return value / std::log(2.0); }));
+  add("lse_without_max", "writes the lse of the shifted scores, without the maximum", "", kLse,
+      lse([](double value, double max, double) { return value - max; }));
   add("lse_is_max", "writes the maximum in place of the lse", "", kLse, lse_is_max);
   add("lse_transposed", "writes lse as [num_q_heads, num_tokens]", "", "lse is [num_tokens, num_q_heads]", lse_transposed);
   add("lse_without_sink", "leaves the sink out of the lse that it writes", "", kLse, lse_without_sink);

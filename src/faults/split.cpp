@@ -17,25 +17,20 @@ bool spans(const Facts& f, std::int64_t size) {
 }
 
 /// `make(size)` for every size that cuts a row's keys.
-template <typename Make>
-Suspects for_sizes(const Clues& e, Make&& make) {
-  Suspects s;
-  for (const std::int64_t size : kSizes)
-    if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size)});
-  if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
-  return s;
+Find for_sizes(std::function<Plant(std::int64_t size)> make) {
+  return [make](const Clues& e) {
+    Suspects s;
+    for (const std::int64_t size : kSizes)
+      if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size)});
+    if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
+    return s;
+  };
 }
 
 std::int64_t last_split(const Row& r, std::int64_t size) { return (r.seq_len - 1) / size; }
 
 Plant drop_split(std::function<bool(const Row&, std::int64_t split)> drop, std::int64_t size) {
   return keys_dropped([drop, size](const Row& r, std::int64_t k) { return r.seq_len > size && drop(r, k / size); });
-}
-
-Suspects last_dropped(const Clues& e) {
-  return for_sizes(e, [](std::int64_t size) {
-    return drop_split([size](const Row& r, std::int64_t split) { return split == last_split(r, size); }, size);
-  });
 }
 
 /// Suspects that drop any other split: size x index.
@@ -58,15 +53,6 @@ Suspects other_dropped(const Clues& e) {
   return s;
 }
 
-Suspects counted_twice(const Clues& e) {
-  return for_sizes(e, [](std::int64_t size) {
-    return keys_changed([size](const Row& r, std::vector<Key>& keys) {
-      for (Key& key : keys)
-        if (r.seq_len > size && key.position / size == last_split(r, size)) key.weight *= 2;
-    });
-  });
-}
-
 /// The share of each split in the result, from their lse; may leave them unnormalised.
 using Merge = std::function<std::vector<double>(const std::vector<double>& lse)>;
 
@@ -86,70 +72,42 @@ std::vector<double> shares(const std::vector<double>& lse, double factor = 1) {
 
 /// Softmax within each split (the sink in the first), then `merge`.
 Plant merged(std::int64_t size, Merge merge) {
-  return [size, merge = std::move(merge)](Model& m) {
-    m.softmax = [size, merge](const Model& model, const Row& r, std::span<const Key> keys, std::span<const double> scores,
-                              std::vector<double>& p) {
-      p.assign(keys.size(), 0.0);
-      std::vector<double> lse;
-      for (std::size_t i = 0; i < keys.size();) {
-        std::size_t end = i;
-        while (end < keys.size() && keys[end].position / size == keys[i].position / size) ++end;
-        const double sink = i == 0 ? model.sink(r) : kNegInf;
-        const double max = largest(scores.subspan(i, end - i), sink);
-        double sum = sink == kNegInf ? 0 : model.weight(sink, max);
-        for (std::size_t j = i; j < end; ++j) sum += keys[j].weight == 0 ? 0 : keys[j].weight * model.weight(scores[j], max);
-        lse.push_back(max == kNegInf ? kNegInf : max + std::log(sum));
-        for (std::size_t j = i; j < end; ++j)
-          if (keys[j].weight != 0 && max != kNegInf) p[j] = keys[j].weight * model.weight(scores[j], max) / sum;
-        i = end;
-      }
-      if (lse.empty()) return model.sink(r);
-      const std::vector<double> share = merge(lse);
-      std::size_t split = 0;
-      for (std::size_t i = 0; i < keys.size(); ++i) {
-        if (i > 0 && keys[i].position / size != keys[i - 1].position / size) ++split;
-        p[i] *= share[split];
-      }
-      return log_sum_exp(lse);
-    };
-  };
-}
-
-Suspects averaged(const Clues& e) {
-  return for_sizes(e, [](std::int64_t size) {
-    return merged(size, [](const std::vector<double>& lse) {
-      return std::vector<double>(lse.size(), 1.0 / static_cast<double>(lse.size()));
-    });
-  });
-}
-
-Suspects swapped_split(const Clues& e) {
-  return for_sizes(e, [](std::int64_t size) {
-    return merged(size, [](const std::vector<double>& lse) {
-      std::vector<double> share = shares(lse);
-      std::reverse(share.begin(), share.end());
-      return share;
-    });
-  });
-}
-
-Suspects overwritten(const Clues& e) {
-  return for_sizes(e, [](std::int64_t size) {
-    return merged(size, [](const std::vector<double>& lse) {
-      std::vector<double> share(lse.size(), 0.0);
-      share.back() = 1;
-      return share;
-    });
-  });
+  return function_set(&Model::softmax,
+                      [size, merge = std::move(merge)](const Model& model, const Row& r, std::span<const Key> keys,
+                                                       std::span<const double> scores, std::vector<double>& p) {
+                        p.assign(keys.size(), 0.0);
+                        std::vector<double> lse;
+                        for (std::size_t i = 0; i < keys.size();) {
+                          std::size_t end = i;
+                          while (end < keys.size() && keys[end].position / size == keys[i].position / size) ++end;
+                          const double sink = i == 0 ? model.sink(r) : kNegInf;
+                          const double max = largest(scores.subspan(i, end - i), sink);
+                          double sum = sink == kNegInf ? 0 : model.weight(sink, max);
+                          for (std::size_t j = i; j < end; ++j)
+                            sum += keys[j].weight == 0 ? 0 : keys[j].weight * model.weight(scores[j], max);
+                          lse.push_back(max == kNegInf ? kNegInf : max + std::log(sum));
+                          for (std::size_t j = i; j < end; ++j)
+                            if (keys[j].weight != 0 && max != kNegInf) p[j] = keys[j].weight * model.weight(scores[j], max) / sum;
+                          i = end;
+                        }
+                        if (lse.empty()) return model.sink(r);
+                        const std::vector<double> share = merge(lse);
+                        std::size_t split = 0;
+                        for (std::size_t i = 0; i < keys.size(); ++i) {
+                          if (i > 0 && keys[i].position / size != keys[i - 1].position / size) ++split;
+                          p[i] *= share[split];
+                        }
+                        return log_sum_exp(lse);
+                      });
 }
 
 Suspects wrong_base(const Clues& e) {
   Suspects all;
   for (const double factor : {1 / std::log(2.0), std::log(2.0)}) {
     const char* which = factor > 1 ? "base-2 lse merged by exp" : "natural lse merged by exp2";
-    Suspects s = for_sizes(e, [&](std::int64_t size) {
+    Suspects s = for_sizes([&](std::int64_t size) {
       return merged(size, [factor](const std::vector<double>& lse) { return shares(lse, factor); });
-    });
+    })(e);
     for (Suspect& suspect : s.list) suspect.detail = formatted("{}, {}", which, suspect.detail);
     std::move(s.list.begin(), s.list.end(), std::back_inserter(all.list));
     all.why_not = s.why_not;
@@ -160,14 +118,12 @@ Suspects wrong_base(const Clues& e) {
 Suspects sink_in_each(const Clues& e) {
   if (!e.facts.options.sinks.present()) return cannot_show("there are no sinks");
   const Facts* f = &e.facts;
-  return for_sizes(e, [f](std::int64_t size) {
-    return [f, size](Model& m) {
-      m.sink = [f, size, before = m.sink](const Row& r) {
-        const std::int64_t splits = r.q_pos / size - f->first_key(r.q_pos) / size + 1;
-        return before(r) + std::log(static_cast<double>(std::max<std::int64_t>(splits, 1)));
-      };
-    };
-  });
+  return for_sizes([f](std::int64_t size) {
+    return function_changed(&Model::sink, [f, size](const auto& before, const Row& r) {
+      const std::int64_t splits = r.q_pos / size - f->first_key(r.q_pos) / size + 1;
+      return before(r) + std::log(static_cast<double>(std::max<std::int64_t>(splits, 1)));
+    });
+  })(e);
 }
 
 /// An empty split divides 0 by 0, and its weight of 0 does not help.
@@ -233,15 +189,39 @@ Suspects merge_stride(const Clues& e) {
 void add_split(std::vector<Fault>& list) {
   const Family add{list, "split"};
   const char* const kMerge = "out = sum_i exp(lse_i - lse) out_i with lse = log sum_i exp(lse_i), natural logarithms throughout";
-  add("last_split_dropped", "leaves the last split out of the merge", "", "round the number of splits up", last_dropped);
+  add("last_split_dropped", "leaves the last split out of the merge", "", "round the number of splits up",
+      for_sizes([](std::int64_t size) {
+        return drop_split([size](const Row& r, std::int64_t split) { return split == last_split(r, size); }, size);
+      }));
   add("split_dropped", "leaves one split out of the merge", "", "compare the splits launched with those that the merge reads",
       other_dropped);
   add("split_counted_twice", "merges the last split twice", "", "compare the splits launched with those that the merge reads",
-      counted_twice);
-  add("splits_averaged", "averages the splits without their weights", "", kMerge, averaged);
-  add("split_weights_swapped", "gives the splits each other's weights", "vllm#15492", kMerge, swapped_split);
+      for_sizes([](std::int64_t size) {
+        return keys_changed([size](const Row& r, std::vector<Key>& keys) {
+          for (Key& key : keys)
+            if (r.seq_len > size && key.position / size == last_split(r, size)) key.weight *= 2;
+        });
+      }));
+  add("splits_averaged", "averages the splits without their weights", "", kMerge, for_sizes([](std::int64_t size) {
+        return merged(size, [](const std::vector<double>& lse) {
+          return std::vector<double>(lse.size(), 1.0 / static_cast<double>(lse.size()));
+        });
+      }));
+  add("split_weights_swapped", "gives the splits each other's weights", "vllm#15492", kMerge, for_sizes([](std::int64_t size) {
+        return merged(size, [](const std::vector<double>& lse) {
+          std::vector<double> share = shares(lse);
+          std::reverse(share.begin(), share.end());
+          return share;
+        });
+      }));
   add("splits_overwrite_each_other", "keeps the last split's result alone", "",
-      "partial results need a buffer each, and a merge after the last", overwritten);
+      "partial results need a buffer each, and a merge after the last", for_sizes([](std::int64_t size) {
+        return merged(size, [](const std::vector<double>& lse) {
+          std::vector<double> share(lse.size(), 0.0);
+          share.back() = 1;
+          return share;
+        });
+      }));
   add("merge_with_wrong_base", "merges lse of one base as if it had the other", "sglang#40903", kMerge, wrong_base);
   add("empty_split_is_nan", "divides an empty split by its denominator 0, and merges the NaN with weight 0",
       "vllm#39148, vllm#28181", "an empty split has out = 0 and lse = -inf; skip it in the merge", empty_is_nan);

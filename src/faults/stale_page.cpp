@@ -18,11 +18,10 @@ constexpr std::size_t kSamplesSearched = 2, kBestKept = 3;  // wrong rows that a
 
 Suspect stale(const Facts& f, std::int64_t req, std::int64_t column, std::int64_t page) {
   return {formatted("logical page {} of request {} read from page {} instead of {}", column, req, page, f.page(req, column)),
-          [req, column, page](Model& m) {
-            m.table = [req, column, page, before = m.table](std::int64_t r, std::int64_t j) {
-              return r == req && j == column ? page : before(r, j);
-            };
-          },
+          function_changed(&Model::table,
+                           [req, column, page](const auto& before, std::int64_t r, std::int64_t j) {
+                             return r == req && j == column ? page : before(r, j);
+                           }),
           false};
 }
 
@@ -161,7 +160,7 @@ Suspects planted(const Facts& f) {
   std::int64_t req = -1;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
     if (!cached_range(f, r).empty() && (req < 0 || f.seq_lens[Facts::at(r)] > f.seq_lens[Facts::at(req)])) req = r;
-  if (req < 0) return cannot_show("no row reads the cache");
+  if (req < 0) return cannot_show(kNotCached);
   const Range range = cached_range(f, req);
   const std::int64_t middle = (range.first / f.page_size + range.last / f.page_size) / 2;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
@@ -191,11 +190,10 @@ Suspects stale_page(const Clues& e) {
 }  // namespace
 
 void add_stale_page(std::vector<Fault>& list) {
-  list.push_back(
-      {{"stale_page", "pages", "reads one logical page from a physical page that is not its own", "vllm#39444",
-        "look at when the page was handed out and when the table entry was written; quire check with a slot ledger names it"},
-       Rank::symptom,
-       stale_page});
+  const Family add{list, "pages"};
+  add("stale_page", "reads one logical page from a physical page that is not its own", "vllm#39444",
+      "look at when the page was handed out and when the table entry was written; quire check with a slot ledger names it",
+      stale_page, Rank::symptom);
 }
 
 }  // namespace quire::faults_detail

@@ -8,11 +8,6 @@
 namespace quire::faults_detail {
 namespace {
 
-Suspects starts_seen(const Clues& e, const std::vector<std::int64_t>& seen) {
-  return rows_only([f = &e.facts, seen](Model& m) { believe_query_start_loc(*f, seen, m); },
-                   formatted("it sees query_lens {}", lengths_seen(seen)));
-}
-
 Suspects next_request(const Clues& e) {
   const Facts& f = e.facts;
   if (f.num_reqs < 2) return cannot_show("there is one request");
@@ -44,11 +39,6 @@ Suspects padded(const Clues& e) {
 Suspects context_is_seq_len(const Clues& e) {
   if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
   return rows_only(row_changed([](Row& r) { r.q_pos += r.query_len; }));
-}
-
-Suspects seq_lens_seen(const Clues& e, const std::vector<std::int64_t>& seen) {
-  return rows_only([f = &e.facts, seen](Model& m) { believe_seq_lens(*f, seen, m); },
-                   formatted("it sees seq_lens {}", first_values(seen)));
 }
 
 Suspects without_new_tokens(const Clues& e) {

@@ -166,12 +166,10 @@ Suspects left_of_window_multiplied(const Clues& e) {
     return end > 0 && (non_finite(*f, r, end - 1, end - 1) || non_finite(*f, r, 0, end - 1));
   };
   if (!any_request(*f, shows)) return cannot_show("no NaN and no infinity stands left of a window: 0 * V is 0");
-  return one([f](Model& m) {
-    m.keys = [f, before = m.keys](const Row& r, std::vector<Key>& keys) {
-      for (std::int64_t k = 0; k < std::min(f->first_key(r.q_pos), r.cached_len); ++k) keys.push_back({k, 0});
-      before(r, keys);
-    };
-  });
+  return one(function_changed(&Model::keys, [f](const auto& before, const Row& r, std::vector<Key>& keys) {
+    for (std::int64_t k = 0; k < std::min(f->first_key(r.q_pos), r.cached_len); ++k) keys.push_back({k, 0});
+    before(r, keys);
+  }));
 }
 
 Suspects ignores_new(const Clues& e) {

@@ -102,12 +102,10 @@ Suspects only_on_new_keys(const Clues& e) {
   if (!binds_among_new_keys(*f))
     return cannot_show(formatted("no request has more rows than the window of {}: this is window_ignored here", f->window()));
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) > 0; })) return cannot_show("no request has a context");
-  return one([f](Model& m) {
-    m.keys = [f](const Row& r, std::vector<Key>& keys) {
-      append_keys(0, std::min(r.q_pos, r.context_len() - 1), keys);
-      append_keys(std::max(f->first_key(r.q_pos), r.context_len()), r.q_pos, keys);
-    };
-  });
+  return one(function_set(&Model::keys, [f](const Row& r, std::vector<Key>& keys) {
+    append_keys(0, std::min(r.q_pos, r.context_len() - 1), keys);
+    append_keys(std::max(f->first_key(r.q_pos), r.context_len()), r.q_pos, keys);
+  }));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // attend_cascade(), which reads shared pages once; its partial results are f32, so that the tolerance of plain attention judges
 // it.
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include "cases/chosen_rows.h"
@@ -13,28 +12,15 @@
 #include "quire/cascade.hpp"
 #include "quire/verify.hpp"
 #include "text/formatted.h"
-#include "verify/list_target.h"
+#include "verify/own_targets.h"
 
 namespace quire {
 namespace {
 
+using verify_detail::PoisonedWorkspace;
+using verify_detail::target_of;
+
 constexpr int kManyThreads = 13;  // a prime: no number of KV heads shares out evenly, so that long requests are split
-
-/// Workspace of NaN: partial results must be written before they are merged.
-class PoisonedWorkspace {
- public:
-  explicit PoisonedWorkspace(std::size_t bytes) : memory_(bytes / sizeof(float) + 32, std::nanf("")) {
-    void* start = memory_.data();
-    std::size_t room = memory_.size() * sizeof(float);
-    std::align(64, bytes, start, room);
-    span_ = {static_cast<std::byte*>(start), bytes};
-  }
-  std::span<std::byte> span() const { return span_; }
-
- private:
-  std::vector<float> memory_;
-  std::span<std::byte> span_;
-};
 
 /// Plans, attends, and demands that every row was counted once.
 Status attend_planned(const Case& c, const PlanSettings& settings, Executor& executor, std::string& served_by) {
@@ -43,9 +29,7 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   served_by = planned->kernel;
   const PoisonedWorkspace workspace(workspace_bytes(planned.value()));
   std::vector<RowCount> counts;
-  AttendOptions options;
-  options.executor = &executor;
-  options.rows = &counts;
+  const AttendOptions options{.executor = &executor, .rows = &counts};
   if (Status s = attend(planned.value(), c.batch, c.cache, c.options, workspace.span(), options); !s.ok()) return s;
   std::int64_t rows = 0;
   for (const RowCount& count : counts) rows += count.rows;
@@ -54,22 +38,40 @@ Status attend_planned(const Case& c, const PlanSettings& settings, Executor& exe
   return {Code::internal_error, formatted("{} rows (token x head) were counted, the batch has {}", rows, expected)};
 }
 
-/// Runs the case on the current GPU: uploads the case and downloads its outputs.
-Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memory, std::string& served_by) {
+/// Names of the kernels of a plan.
+std::string kernels_of(const Plan& plan) { return plan.kernel; }
+std::string kernels_of(const Cascade& cascade) {
+  std::string names;
+  for (const CascadeLevel& level : cascade.levels) names += (names.empty() ? "" : "+") + std::string(level.plan.kernel.name());
+  return cascade.levels.empty() ? std::string(cascade.plain.kernel.name()) : names;
+}
+
+/// Runs the case on the current GPU: uploads it, makes a plan, runs each of `calls`, and downloads outputs.
+template <typename MakePlan, typename... Calls>
+Status run_on_device(const Case& c, Memory memory, std::string& served_by, MakePlan&& make_plan, Calls&&... calls) {
   const Result<cases::DeviceCase> there = cases::DeviceCase::upload(c, memory);
   if (!there.ok()) return there.status();
+  const auto planned = make_plan(there->batch(), there->cache(), there->options());
+  if (!planned.ok()) return planned.status();
+  served_by = kernels_of(planned.value());
+  const Result<cases::DeviceBytes> poisoned = there->poisoned(workspace_bytes(planned.value()));
+  if (!poisoned.ok()) return poisoned.status();
+  const std::span<std::byte> workspace(poisoned->data(), workspace_bytes(planned.value()));
+  Status status;
+  const auto run = [&](auto&& call) {
+    if (status.ok()) status = call(planned.value(), there->batch(), there->cache(), there->options(), workspace);
+  };
+  (run(calls), ...);
+  return status.ok() ? there->download(c) : status;
+}
+
+Status attend_on_device(const Case& c, const PlanSettings& settings, Memory memory, std::string& served_by) {
   // Give the plan the longest request, as engines and rounded_on() do: the kernel of a row may depend on this bound.
   PlanSettings bounded = settings;
   bounded.max_query_len = problem_of(c.batch, c.cache, c.options).max_query_len();
-  const Result<Plan> planned = plan(there->batch(), there->cache(), there->options(), bounded);
-  if (!planned.ok()) return planned.status();
-  served_by = planned->kernel;
-  const Result<cases::DeviceBytes> memory_of_call = there->poisoned(workspace_bytes(planned.value()));
-  if (!memory_of_call.ok()) return memory_of_call.status();
-  const std::span<std::byte> workspace(memory_of_call->data(), workspace_bytes(planned.value()));
-  if (Status s = attend(planned.value(), there->batch(), there->cache(), there->options(), workspace); !s.ok()) return s;
-  if (Status s = attend_status(planned.value(), there->batch(), there->cache(), there->options(), workspace); !s.ok()) return s;
-  return there->download(c);
+  return run_on_device(
+      c, memory, served_by, [&](const auto&... inputs) { return plan(inputs..., bounded); },
+      [](const auto&... call) { return attend(call...); }, [](const auto&... call) { return attend_status(call...); });
 }
 
 /// Rows of requests for which plan() says so.
@@ -78,21 +80,6 @@ std::vector<bool> rounded_on(const Case& c, const Device& device, const PlanSett
   const Result<Plan> planned = plan(problem, device, settings);
   if (planned.ok()) return cases::rounded_rows(planned.value(), problem);
   return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), false);  // refused: nothing will be judged
-}
-
-/// A target that promises all that our kernels promise, but for bits.
-Target target_of(const std::string& name, AttendCase attend) {
-  Target target;
-  target.name = name;
-  target.attend = std::move(attend);
-  target.padding = true;
-  target.masks = true;
-  target.v_head_dim = true;
-  target.eight_bit_rows = true;
-  target.token_scales = true;
-  target.unlike_types = true;
-  target.block_scales = true;
-  return target;
 }
 
 /// A row of the table for GPUs, or with no name the row that plan() picks there.
@@ -122,12 +109,6 @@ CascadeSettings cascade_settings(int num_threads) {
   return {.plan = {.num_threads = num_threads}, .always = true, .partials = DType::f32};
 }
 
-std::string kernels_of(const Cascade& cascade) {
-  std::string names;
-  for (const CascadeLevel& level : cascade.levels) names += (names.empty() ? "" : "+") + std::string(level.plan.kernel.name());
-  return cascade.levels.empty() ? std::string(cascade.plain.kernel.name()) : names;
-}
-
 Status cascade_here(const Case& c, int num_threads, Executor& executor, std::string& kernel) {
   const Result<Cascade> planned = plan_cascade(c.batch, c.cache, c.options, cascade_settings(num_threads));
   if (!planned.ok()) return planned.status();
@@ -137,17 +118,10 @@ Status cascade_here(const Case& c, int num_threads, Executor& executor, std::str
 }
 
 Status cascade_there(const Case& c, Memory memory, std::string& kernel) {
-  const Result<cases::DeviceCase> there = cases::DeviceCase::upload(c, memory);
-  if (!there.ok()) return there.status();
-  const Result<Cascade> planned = plan_cascade(there->batch(), there->cache(), there->options(), cascade_settings(0));
-  if (!planned.ok()) return planned.status();
-  kernel = kernels_of(planned.value());
-  const Result<cases::DeviceBytes> poisoned = there->poisoned(workspace_bytes(planned.value()));
-  if (!poisoned.ok()) return poisoned.status();
-  const std::span<std::byte> workspace(poisoned->data(), workspace_bytes(planned.value()));
-  for (const auto run : {attend_cascade, cascade_status})
-    if (Status s = run(planned.value(), there->batch(), there->cache(), there->options(), workspace, {}); !s.ok()) return s;
-  return there->download(c);
+  return run_on_device(
+      c, memory, kernel, [](const auto&... inputs) { return plan_cascade(inputs..., cascade_settings(0)); },
+      [](const auto&... call) { return attend_cascade(call..., {}); },
+      [](const auto&... call) { return cascade_status(call..., {}); });
 }
 
 /// "cpu_cascade", "cuda_cascade" or "hip_cascade"; absent for other names.
@@ -171,6 +145,15 @@ std::optional<Result<Target>> cascade_target(const std::string& name, int num_th
 }
 
 }  // namespace
+
+Target verify_detail::target_of(std::string name, AttendCase attend) {
+  Target target;
+  target.name = std::move(name);
+  target.attend = std::move(attend);
+  target.padding = target.masks = target.v_head_dim = true;
+  target.eight_bit_rows = target.token_scales = target.unlike_types = target.block_scales = true;
+  return target;
+}
 
 Result<Target> backend_target(const std::string& name, int num_threads) {
   if (const std::optional<Result<Target>> cascade = cascade_target(name, num_threads)) return *cascade;

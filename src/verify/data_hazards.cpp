@@ -10,7 +10,7 @@
 #include <numeric>
 #include <random>
 
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 #include "verify/prepare.h"
 
 namespace quire::verify_detail {
@@ -88,14 +88,6 @@ void put_nan_into_a_key(Case& c) {
                    std::nanf(""));
 }
 
-void store_index(const Tensor& t, std::int64_t element, std::int64_t value) {
-  if (t.dtype == DType::i64) {
-    static_cast<std::int64_t*>(t.data)[element] = value;
-  } else {
-    static_cast<std::int32_t*>(t.data)[element] = static_cast<std::int32_t>(value);
-  }
-}
-
 /// The pages of a made case, moved to ids so high that their element offsets need more than 31 bits (and, for the highest, more
 /// than 32). Where an offset that wrapped to 32 bits leads, memory holds zeros.
 class HugePages {
@@ -135,7 +127,7 @@ bool move_pages_beyond_32_bits(Case& c) {
   for (std::int64_t i = 0; i < table.num_elements(); ++i) {
     const std::int64_t page = semantics::load_index(table.data, table.dtype, i);
     if (page >= old_pages) continue;  // past the end: stays impossible
-    store_index(table, i, pages.id(page));
+    semantics::store_index(table.data, table.dtype, i, pages.id(page));
   }
   c.batch.slot_mapping = {};
   return true;
@@ -148,7 +140,8 @@ void make_hidden_pages_stale(Case& c) {
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const std::int64_t first_key = p.reqs[r].context_len + 1 - p.sliding_window.value_or(p.reqs[r].context_len + 1);
     for (std::int64_t j = 0; (j + 1) * p.page_size <= first_key; ++j)
-      store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], kImpossiblePage);
+      semantics::store_index(table.data, table.dtype, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1],
+                             kImpossiblePage);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 
+#include "cases/device_case.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 #include "verify/subbatch.h"
@@ -34,32 +35,7 @@ std::uint64_t hash_of(const Tensor& t) {
 
 std::uint64_t hash_of_inputs(const Case& c) {
   std::uint64_t hash = 0;
-  for (const Tensor* t : {&c.batch.query,
-                          &c.batch.query_start_loc,
-                          &c.batch.seq_lens,
-                          &c.batch.block_table,
-                          &c.batch.cached_lens,
-                          &c.batch.key,
-                          &c.batch.value,
-                          &c.batch.slot_mapping,
-                          &c.cache.k,
-                          &c.cache.v,
-                          &c.cache.k_scale,
-                          &c.cache.v_scale,
-                          &c.cache.k_block_scale,
-                          &c.cache.v_block_scale,
-                          &c.options.alibi_slopes,
-                          &c.options.sinks,
-                          &c.batch.q_scale,
-                          &c.batch.output_scale,
-                          &c.batch.causal,
-                          &c.batch.q_begin,
-                          &c.batch.key_begin,
-                          &c.batch.spans,
-                          &c.batch.prefix_lens,
-                          &c.batch.tree_mask,
-                          &c.batch.tree_lens})
-    hash = hash * 31 + hash_of(*t);
+  cases::for_each_input(c.batch, c.cache, c.options, [&](const Tensor& t) { hash = hash * 31 + hash_of(t); });
   return hash;
 }
 
@@ -121,6 +97,11 @@ std::set<std::string> asked_checks(const Target& target, const std::vector<std::
   return asked;
 }
 
+const CheckResult* failed_check(const std::vector<CheckResult>& checks) {
+  const auto failed = std::ranges::find(checks, CheckState::fail, &CheckResult::state);
+  return failed == checks.end() ? nullptr : &*failed;
+}
+
 Judge::Judge(const Target& target, const Prepared& p, std::set<std::string> asked)
     : target_(target), p_(p), asked_(std::move(asked)) {}
 
@@ -132,16 +113,6 @@ void Judge::report(const std::string& check, CheckState state, std::string text,
   } else if (known->state != CheckState::fail) {
     *known = {check, state, std::max(worst_ratio, known->worst_ratio), std::move(text)};
   }
-}
-
-bool Judge::failed() const {
-  return std::any_of(results_.begin(), results_.end(), [](const CheckResult& r) { return r.state == CheckState::fail; });
-}
-
-std::string Judge::first_failure() const {
-  for (const CheckResult& r : results_)
-    if (r.state == CheckState::fail) return r.text;
-  return {};
 }
 
 bool Judge::wants_lse() const { return p_.c.batch.lse.present() && !target_.skip.contains("lse"); }
@@ -212,7 +183,7 @@ void Judge::on_zeros() {
   if (!first_.status.ok()) return report("values", CheckState::fail, "the call failed: " + first_.status.message());
   judge_values(first_, "values", "lse");
   judge_rows();
-  if (hash) judge_inputs(before, hash_of_inputs(p_.c));
+  if (hash && before != hash_of_inputs(p_.c)) report("canaries", CheckState::fail, "the call changed one of its inputs");
   if (first_.damaged != 0) report("canaries", CheckState::fail, formatted("{} bytes outside the output changed", first_.damaged));
   report("canaries", CheckState::pass, {});
 }
@@ -290,10 +261,6 @@ void Judge::drop_padding(Written& w) const {
   w.lse.resize(std::min(w.lse.size(), static_cast<std::size_t>(heads) * sizeof(float)));
 }
 
-void Judge::judge_inputs(std::uint64_t before, std::uint64_t after) {
-  if (before != after) report("canaries", CheckState::fail, "the call changed one of its inputs");
-}
-
 /// Runs one call over poison with gaps, which also decides "strides" if nothing is wrong. Makes no call if an earlier one passed.
 bool Judge::passes_with_gaps() {
   if (gaps_passed_ || !target_.in_place || !target_.deterministic || !asks("strides")) return false;
@@ -302,9 +269,6 @@ bool Judge::passes_with_gaps() {
   if (!gaps_passed_) bits_differed_ = true;  // "repeat" asks whether the gaps or chance are to blame
   return gaps_passed_;
 }
-
-void Judge::on_nan() { judge_poison("nan_poison", "NaN"); }
-void Judge::on_garbage() { judge_poison("garbage_poison", "finite garbage"); }
 
 void Judge::judge_poison(const std::string& check, const char* poison) {
   if (refused_ || !first_.status.ok() || !asks(check)) return;
@@ -421,7 +385,8 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
   if (target_.invariant && whole.status.ok()) {  // equal bits may be equally wrong: judge the values, too
     Judge values(target_, p_, {"values", "lse"});
     values.judge_values(whole, "values", "lse");
-    if (values.failed()) return report(check, CheckState::fail, "the plan for the same bits: " + values.first_failure());
+    if (const CheckResult* const failed = failed_check(values.results_))
+      return report(check, CheckState::fail, "the plan for the same bits: " + failed->text);
   }
   drop_padding(whole);
   drop_padding(w);
@@ -432,16 +397,17 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
 }
 
 CaseResult Judge::result() const {
-  CaseResult r;
   const Entry& e = p_.entry;
-  r.matrix = e.matrix;
-  r.name = e.name;
-  r.line = to_string(e.line);
-  r.kernel = first_.kernel;
-  r.reason = reason_;
-  r.status = refused_ ? CaseStatus::refused : failed() ? CaseStatus::fail : CaseStatus::pass;
   const Tensor& out = p_.c.batch.output;
-  r.num_elements = out.num_elements();
+  CaseResult r{.matrix = e.matrix,
+               .name = e.name,
+               .line = to_string(e.line),
+               .status = refused_   ? CaseStatus::refused
+                         : failed() ? CaseStatus::fail
+                                    : CaseStatus::pass,
+               .kernel = first_.kernel,
+               .reason = reason_,
+               .num_elements = out.num_elements()};
   if (!refused_) r.num_compared = p_.expected.num_tokens * out.shape[1] * out.shape[2];
   for (const std::string& check : check_names())
     for (const CheckResult& known : results_)

@@ -20,6 +20,9 @@ namespace quire::verify_detail {
 /// The names of all checks, in the order in which they are made and reported.
 const std::vector<std::string>& check_names();
 
+/// The first check that failed; null if none did.
+const CheckResult* failed_check(const std::vector<CheckResult>& checks);
+
 /// Memory that one call wrote, and its status.
 struct Written {
   Status status;
@@ -35,13 +38,12 @@ class Judge {
   Judge(const Target& target, const Prepared& p, std::set<std::string> asked);
 
   void on_zeros();
-  void on_nan();
-  void on_garbage();
+  void on_nan() { judge_poison("nan_poison", "NaN"); }
+  void on_garbage() { judge_poison("garbage_poison", "finite garbage"); }
   void on_bits();
 
   bool refused() const { return refused_; }
-  bool failed() const;
-  std::string first_failure() const;
+  bool failed() const { return failed_check(results_) != nullptr; }
   /// Checks in the order of check_names(); status, kernel, reason and counts. `seconds` is the caller's to know.
   CaseResult result() const;
 
@@ -64,7 +66,6 @@ class Judge {
   void judge_rows();
   std::string written_padding() const;
   void drop_padding(Written& w) const;
-  void judge_inputs(std::uint64_t before, std::uint64_t after);
   void judge_poison(const std::string& check, const char* poison);
   bool passes_with_gaps();
   void judge_repeat();

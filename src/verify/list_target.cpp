@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A case by attend_sparse(): what masks leave to a row is its list, in any order, and the batch beside the lists hides nothing.
 // Attention over such lists is attention, so every hazard, fault and tolerance of the suite judges it.
-#include "verify/list_target.h"
+#include "verify/own_targets.h"
 
 #include <algorithm>
-#include <cmath>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -121,13 +119,9 @@ Status attend_by_lists(const Case& c, int num_threads, Executor& executor, std::
       plan_sparse(made.batch(), c.cache, made.options(), made.lists(), {.plan = {.num_threads = num_threads}});
   if (!planned.ok()) return planned.status();
   kernel = planned->plans.empty() ? std::string() : std::string(planned->plans[0].kernel.name());
-  const std::size_t bytes = workspace_bytes(planned.value());
-  std::vector<float> memory(bytes / sizeof(float) + 32, std::nanf(""));
-  void* start = memory.data();
-  std::size_t room = memory.size() * sizeof(float);
-  std::align(64, bytes, start, room);
-  return attend_sparse(planned.value(), made.batch(), c.cache, made.options(), made.lists(),
-                       {static_cast<std::byte*>(start), bytes}, {.executor = &executor});
+  const PoisonedWorkspace workspace(workspace_bytes(planned.value()));
+  return attend_sparse(planned.value(), made.batch(), c.cache, made.options(), made.lists(), workspace.span(),
+                       {.executor = &executor});
 }
 
 }  // namespace
@@ -135,10 +129,9 @@ Status attend_by_lists(const Case& c, int num_threads, Executor& executor, std::
 std::optional<Result<Target>> list_target(const std::string& name, int num_threads) {
   if (name != "cpu_lists") return std::nullopt;
   const std::shared_ptr<Executor> executor = make_thread_pool(num_threads);
-  Target target;
-  target.name = name;
-  target.attend = [=](const Case& c, std::string& kernel) { return attend_by_lists(c, num_threads, *executor, kernel); };
-  target.padding = target.masks = target.v_head_dim = target.eight_bit_rows = target.token_scales = true;
+  Target target =
+      target_of(name, [=](const Case& c, std::string& kernel) { return attend_by_lists(c, num_threads, *executor, kernel); });
+  target.unlike_types = false;
   target.skip["StalePagesLeftOfWindow"] = "the batch beside the lists has no window, and its whole table is read";
   return target;
 }

@@ -12,6 +12,7 @@
 #include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
+#include "verify/own_targets.h"
 
 namespace quire::verify_detail {
 namespace {
@@ -54,16 +55,7 @@ AttendCase stored(Store how) {
 }
 
 Target call(std::string name, AttendCase attend) {
-  Target t;
-  t.name = std::move(name);
-  t.attend = std::move(attend);
-  t.padding = true;
-  t.masks = true;
-  t.v_head_dim = true;
-  t.eight_bit_rows = true;
-  t.token_scales = true;
-  t.unlike_types = true;
-  t.block_scales = true;
+  Target t = target_of(std::move(name), std::move(attend));
   t.batch_invariant = true;
   return t;
 }
@@ -74,19 +66,11 @@ void set_first_element(const Tensor& t, std::int64_t element, float value) {
 
 AttendCase noisy() {
   const auto calls = std::make_shared<std::atomic<int>>(0);
-  return [calls](const Case& c, std::string&) {
-    Store how;
-    how.factor = ++*calls % 2 == 0 ? 1 : kOtherBits;
-    return attend_reference(c, how);
-  };
+  return [calls](const Case& c, std::string&) { return attend_reference(c, {.factor = ++*calls % 2 == 0 ? 1 : kOtherBits}); };
 }
 
 AttendCase bits_if(bool (*changes)(const Batch&)) {
-  return [changes](const Case& c, std::string&) {
-    Store how;
-    how.factor = changes(c.batch) ? kOtherBits : 1;
-    return attend_reference(c, how);
-  };
+  return [changes](const Case& c, std::string&) { return attend_reference(c, {.factor = changes(c.batch) ? kOtherBits : 1}); };
 }
 
 Status write_past_end(const Case& c, std::string&) {
@@ -220,12 +204,11 @@ std::vector<Mutant> call_mutants() {
     Target t = call(id, std::move(attend));
     list.push_back({std::move(id), "call", text, std::move(t), check, can_show});
   };
-  Store last, no_lse, dense, sum;
-  last.skip_last_row = no_lse.skip_lse = dense.dense = sum.add = true;
-  add("last_row_unwritten", "never writes the rows of the last token", "rows", stored(last), has_rows);
-  add("lse_unwritten", "never writes the lse that was asked for", "lse", stored(no_lse), has_lse);
-  add("adds_to_output", "adds to the output instead of setting it", "values", stored(sum), has_rows);
-  add("output_taken_for_contiguous", "ignores the strides of the output", "strides", stored(dense), has_several_elements);
+  add("last_row_unwritten", "never writes the rows of the last token", "rows", stored({.skip_last_row = true}), has_rows);
+  add("lse_unwritten", "never writes the lse that was asked for", "lse", stored({.skip_lse = true}), has_lse);
+  add("adds_to_output", "adds to the output instead of setting it", "values", stored({.add = true}), has_rows);
+  add("output_taken_for_contiguous", "ignores the strides of the output", "strides", stored({.dense = true}),
+      has_several_elements);
   add("writes_past_end", "writes one element past the output", "canaries", write_past_end, has_rows);
   add("writes_padding_rows", "writes a row behind the last start of query_start_loc", "rows", write_padding_rows, has_left_rows);
   add("changes_the_cache", "changes an element of the cache that it was given to read", "canaries", change_the_cache, has_rows);
@@ -237,9 +220,7 @@ std::vector<Mutant> call_mutants() {
       has_a_tail);
   add("noise", "gives other bits on a second call", "repeat", noisy(), has_f32_rows);
   add("threads_change_bits", "gives other bits on more threads", "threads", stored({}), has_f32_rows);
-  Store other;
-  other.factor = kOtherBits;
-  list.back().target.variants = {{"more threads", stored(other)}};
+  list.back().target.variants = {{"more threads", stored({.factor = kOtherBits})}};
   add("batch_changes_bits", "gives a request other bits in a batch than alone", "alone",
       bits_if([](const Batch& b) { return b.seq_lens.shape[0] > 1; }), is_sliced);
   add("chunk_changes_bits", "gives a prompt other bits in small chunks", "chunks",

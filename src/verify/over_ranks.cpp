@@ -5,38 +5,24 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <set>
 
 #include "quire/attention.hpp"
 #include "quire/rank_faults.hpp"
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 #include "text/formatted.h"
 #include "verify/judge.h"
 
 namespace quire::verify_detail {
 namespace {
 
+using semantics::index_tensor;
+using semantics::new_bytes;
+
 std::vector<std::int64_t> indices(const Tensor& t) {
   std::vector<std::int64_t> values;
   for (std::int64_t i = 0; i < t.shape[0]; ++i) values.push_back(semantics::load_index(t.data, t.dtype, i * t.stride[0]));
   return values;
-}
-
-std::byte* new_bytes(Case& owner, std::int64_t count) {
-  std::byte* const data = owner.allocate(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)));
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-
-Tensor stored_index(Case& owner, DType dtype, const std::vector<std::int64_t>& values, std::int64_t columns = 0) {
-  const auto count = static_cast<std::int64_t>(values.size());
-  std::byte* const data = new_bytes(owner, count * itemsize(dtype));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::i64) reinterpret_cast<std::int64_t*>(data)[i] = values[i];
-    if (dtype == DType::i32) reinterpret_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(values[i]);
-  }
-  return columns == 0 ? Tensor::contiguous(data, dtype, count) : Tensor::contiguous(data, dtype, count / columns, columns);
 }
 
 /// Strides of (page, offset, head, dim) in a cache tensor; dims of packed K lie in chunks of x.
@@ -63,7 +49,7 @@ Tensor empty_like(Case& owner, const Tensor& t) {
     copy.stride[static_cast<std::size_t>(i)] = count;
     count *= t.shape[static_cast<std::size_t>(i)];
   }
-  copy.data = new_bytes(owner, count * itemsize(t.dtype));
+  copy.data = new_bytes(owner, static_cast<std::size_t>(count * itemsize(t.dtype)));
   for (std::int64_t i = 0; i < count; ++i) semantics::store(copy.data, copy.dtype, i, std::numeric_limits<float>::quiet_NaN());
   return copy;
 }
@@ -93,14 +79,14 @@ class RankCase {
     std::vector<std::int64_t> rows;
     for (const std::int64_t r : local->request)
       for (std::int64_t j = 0; j < columns_; ++j) rows.push_back(table[static_cast<std::size_t>(r * columns_ + j)]);
-    own_.batch.query_start_loc = stored_index(own_, index, local->query_start_loc);
-    own_.batch.seq_lens = stored_index(own_, index, local->seq_lens);
-    own_.batch.block_table = stored_index(own_, index, rows, columns_);
-    std::byte* const flags = new_bytes(own_, static_cast<std::int64_t>(local->causal.size()));
+    own_.batch.query_start_loc = index_tensor(own_, index, local->query_start_loc);
+    own_.batch.seq_lens = index_tensor(own_, index, local->seq_lens);
+    own_.batch.block_table = index_tensor(own_, index, rows, columns_);
+    std::byte* const flags = new_bytes(own_, local->causal.size());
     std::memcpy(flags, local->causal.data(), local->causal.size());
     own_.batch.causal = Tensor::contiguous(flags, DType::u8, static_cast<std::int64_t>(local->causal.size()));
-    if (!local->q_begin.empty()) own_.batch.q_begin = stored_index(own_, index, local->q_begin);
-    if (!local->key_begin.empty()) own_.batch.key_begin = stored_index(own_, index, local->key_begin);
+    if (!local->q_begin.empty()) own_.batch.q_begin = index_tensor(own_, index, local->q_begin);
+    if (!local->key_begin.empty()) own_.batch.key_begin = index_tensor(own_, index, local->key_begin);
     return std::move(own_);
   }
 
@@ -191,9 +177,8 @@ void plant_rank_mutant(const FaultInfo& fault, const PowerCase& c, Prepared& p, 
   r.can_show = r.can_show || (c.asked && judge.moved_an_element());
   if (!judge.failed() || judge.refused()) return;
   const CaseResult result = judge.result();
-  const auto failed = std::find_if(result.checks.begin(), result.checks.end(),
-                                   [](const CheckResult& check) { return check.state == CheckState::fail; });
-  if (failed == result.checks.end()) return;
+  const CheckResult* const failed = failed_check(result.checks);
+  if (failed == nullptr) return;
   r.killed = c.asked;
   r.check = failed->check;
   r.name = result.name;
@@ -227,10 +212,8 @@ Target over_ranks(const Target& target, const ContextShard& shard) {
 
 std::vector<MutantResult> measure_rank_power(const std::vector<PowerCase>& cases, const PowerOptions& options) {
   std::vector<MutantResult> results;
-  for (const FaultInfo& fault : rank_faults()) {
-    results.push_back({.id = fault.id, .family = fault.family, .text = fault.text});
-    results.back().can_show = false;
-  }
+  for (const FaultInfo& fault : rank_faults())
+    results.push_back({.id = fault.id, .family = fault.family, .text = fault.text, .can_show = false});
   const std::set<std::string> checks = [&] {
     std::set<std::string> values;
     for (const char* const check : {"values", "lse", "rows"})

@@ -42,14 +42,8 @@ class Power {
       : cases_(std::move(cases)), options_(options), mutants_(catalogue_mutants()) {
     interleave(cases_);
     for (Mutant& m : call_mutants()) mutants_.push_back(std::move(m));
-    for (const Mutant& m : mutants_) {
-      MutantResult r;
-      r.id = m.id;
-      r.family = m.family;
-      r.text = m.text;
-      r.can_show = false;  // until a case tells
-      results_.push_back(std::move(r));
-    }
+    for (const Mutant& m : mutants_)  // none can show until a case tells
+      results_.push_back({.id = m.id, .family = m.family, .text = m.text, .can_show = false});
     for (const std::set<std::string>* checks : {&options.asked, &options.skipped})
       all_checks_.insert(checks->begin(), checks->end());
   }

@@ -6,16 +6,18 @@
 
 namespace quire::verify_detail {
 
-Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget) {
-  Prepared p{std::move(entry), std::move(c), {}, {}, false};
-  p.sparse = p.entry.special == Special::huge_offsets;
-  // Sums over 2^32 elements are of no concern to a sparse case: its problem is as small as its lengths.
-  p.tokens = cases::choose_rows(p.entry.line.problem, budget, p.entry.line.seed);
+Result<Prepared> prepare_rows(Entry entry, Case c, std::vector<std::int64_t> tokens) {
   Result<Reference> expected =
-      p.tokens.empty() ? reference(p.c.batch, p.c.cache, p.c.options) : reference(p.c.batch, p.c.cache, p.c.options, p.tokens);
+      tokens.empty() ? reference(c.batch, c.cache, c.options) : reference(c.batch, c.cache, c.options, tokens);
   if (!expected.ok()) return expected.status();
-  p.expected = std::move(expected).value();
-  return p;
+  const bool sparse = entry.special == Special::huge_offsets;
+  return Prepared{std::move(entry), std::move(c), std::move(expected).value(), std::move(tokens), sparse};
+}
+
+Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget) {
+  // Sums over 2^32 elements are of no concern to a sparse case: its problem is as small as its lengths.
+  std::vector<std::int64_t> tokens = cases::choose_rows(entry.line.problem, budget, entry.line.seed);
+  return prepare_rows(std::move(entry), std::move(c), std::move(tokens));
 }
 
 Result<Prepared> prepare(const Entry& entry, std::int64_t budget) {

@@ -41,6 +41,9 @@ Result<Prepared> with_tolerance(Result<Prepared> prepared, const RoundedRows& ro
 /// Computes the reference for data that the caller brings.
 Result<Prepared> prepare_case(Entry entry, Case c, std::int64_t budget = kReferenceBudget);
 
+/// Computes the reference of these rows of the data; of all if there are none.
+Result<Prepared> prepare_rows(Entry entry, Case c, std::vector<std::int64_t> tokens);
+
 /// Changes the values of a made case as the special says. False if there is no memory for it.
 bool apply(Special special, Case& c);
 

@@ -24,27 +24,31 @@ std::vector<std::string> all_values() {
   return all;
 }
 
-/// The names of options; a number where an option has one.
-constexpr const char* kOptions[] = {"sliding_window",
-                                    "logits_soft_cap",
-                                    "softmax_scale",
-                                    "ALiBi",
-                                    "sinks",
-                                    "lse",
-                                    "shared pages",
-                                    "rows outside the cache",
-                                    "requests without rows",
-                                    "requests that are not causal",
-                                    "q_begin",
-                                    "key_begin",
-                                    "window_right",
-                                    "attention_chunk",
-                                    "a visible prefix",
-                                    "spans",
-                                    "spans beyond the window",
-                                    "trees",
-                                    "a head_dim of V's own",
-                                    "V in K's rows"};
+/// Options by name, and whether a line has them. Numbers have a range beside.
+std::vector<std::pair<const char*, bool>> options_of(const ProblemLine& line) {
+  const Problem& p = line.problem;
+  const auto any = [&](auto&& has) { return std::ranges::any_of(p.reqs, has); };
+  return {{"sliding_window", p.sliding_window.has_value()},
+          {"logits_soft_cap", p.logits_soft_cap.has_value()},
+          {"softmax_scale", p.softmax_scale.has_value()},
+          {"ALiBi", p.alibi},
+          {"sinks", p.sinks},
+          {"lse", p.lse},
+          {"shared pages", line.shared_pages > 0 || !line.branches.empty()},
+          {"rows outside the cache", any([](const Request& r) { return r.cached_len < r.seq_len(); })},
+          {"requests without rows", any([](const Request& r) { return r.query_len == 0; })},
+          {"requests that are not causal", any([](const Request& r) { return !r.causal; })},
+          {"q_begin", p.has_q_begin},
+          {"key_begin", p.has_key_begin},
+          {"window_right", p.window_right.has_value()},
+          {"attention_chunk", p.attention_chunk.has_value()},
+          {"a visible prefix", p.has_prefix},
+          {"spans", p.has_spans},
+          {"spans beyond the window", p.spans_beyond_window},
+          {"trees", p.has_tree},
+          {"a head_dim of V's own", !p.has_equal_dims()},
+          {"V in K's rows", p.latent}};
+}
 
 }  // namespace
 
@@ -53,8 +57,6 @@ void ReachCount::range(const char* name, double value) {
   at->second.first = std::min(at->second.first, value);
   at->second.second = std::max(at->second.second, value);
 }
-
-void ReachCount::option(const char* name, bool present) { options_[name] += present ? 1 : 0; }
 
 void ReachCount::add(const ProblemLine& line) {
   const Problem& p = line.problem;
@@ -69,49 +71,23 @@ void ReachCount::add(const ProblemLine& line) {
   range("page_size", static_cast<double>(p.page_size));
   range("KV heads", static_cast<double>(p.num_kv_heads));
   range("query heads per KV head", static_cast<double>(p.group()));
-  bool uncached = false, without_rows = false, non_causal = false;
   for (const Request& r : p.reqs) {
     range("rows of a request", static_cast<double>(r.query_len));
     range("context of a request", static_cast<double>(r.context_len));
-    uncached = uncached || r.cached_len < r.seq_len();
-    without_rows = without_rows || r.query_len == 0;
-    non_causal = non_causal || !r.causal;
   }
   if (p.sliding_window) range("sliding_window", static_cast<double>(*p.sliding_window));
   if (p.logits_soft_cap) range("logits_soft_cap", static_cast<double>(*p.logits_soft_cap));
   if (p.softmax_scale) range("softmax_scale", static_cast<double>(*p.softmax_scale));
-  const bool present[] = {p.sliding_window.has_value(),
-                          p.logits_soft_cap.has_value(),
-                          p.softmax_scale.has_value(),
-                          p.alibi,
-                          p.sinks,
-                          p.lse,
-                          line.shared_pages > 0 || !line.branches.empty(),
-                          uncached,
-                          without_rows,
-                          non_causal,
-                          p.has_q_begin,
-                          p.has_key_begin,
-                          p.window_right.has_value(),
-                          p.attention_chunk.has_value(),
-                          p.has_prefix,
-                          p.has_spans,
-                          p.spans_beyond_window,
-                          p.has_tree,
-                          !p.has_equal_dims(),
-                          p.latent};
-  static_assert(std::size(present) == std::size(kOptions));
-  for (std::size_t i = 0; i < std::size(kOptions); ++i) option(kOptions[i], present[i]);
+  for (const auto& [option, present] : options_of(line))
+    if (present) seen_.insert(option);
 }
 
 Reach ReachCount::reach() const {
   Reach reach{ranges_, {}};
   for (const std::string& value : all_values())
     if (!seen_.contains(value)) reach.never.push_back(value);
-  for (const char* name : kOptions) {
-    const auto at = options_.find(name);
-    if (at == options_.end() || at->second == 0) reach.never.emplace_back(name);
-  }
+  for (const auto& [option, present] : options_of({}))
+    if (!seen_.contains(option)) reach.never.emplace_back(option);
   return reach;
 }
 

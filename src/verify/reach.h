@@ -22,11 +22,9 @@ class ReachCount {
 
  private:
   void range(const char* name, double value);
-  void option(const char* name, bool present);
 
   std::map<std::string, std::pair<double, double>> ranges_;  ///< empty: no line was added
-  std::map<std::string, std::int64_t> options_;
-  std::set<std::string> seen_;
+  std::set<std::string> seen_;                               ///< types, layouts, forms, indices and options of the lines
 };
 
 }  // namespace quire::verify_detail

@@ -143,8 +143,7 @@ class Soak {
   }
 
   Status note(const Target& target, const ProblemLine& line, const CaseResult& r) {
-    const auto failed =
-        std::find_if(r.checks.begin(), r.checks.end(), [](const CheckResult& c) { return c.state == CheckState::fail; });
+    const CheckResult* const failed = failed_check(r.checks);
     SoakFinding f{.target = target.name, .check = failed->check, .text = failed->text, .line = to_string(line)};
     if (options_.shrink && shrunk_[target.name + " " + failed->check]++ < kShrunkPerCheck) {
       const Smallest smallest =

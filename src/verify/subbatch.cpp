@@ -6,7 +6,7 @@
 #include <initializer_list>
 
 #include "quire/problem.hpp"
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 
 namespace quire::verify_detail {
 namespace {
@@ -14,16 +14,7 @@ namespace {
 std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
 
 Tensor index_tensor(Case& owner, DType dtype, std::initializer_list<std::int64_t> values) {
-  Tensor t = Tensor::contiguous(owner.allocate(values.size() * static_cast<std::size_t>(itemsize(dtype))), dtype, values.size());
-  std::int64_t i = 0;
-  for (const std::int64_t value : values) {
-    if (dtype == DType::i64) {
-      static_cast<std::int64_t*>(t.data)[i++] = value;
-    } else {
-      static_cast<std::int32_t*>(t.data)[i++] = static_cast<std::int32_t>(value);
-    }
-  }
-  return t;
+  return semantics::index_tensor(owner, dtype, std::vector(values));
 }
 
 Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {

@@ -128,25 +128,10 @@ void drop_own_v(std::vector<Entry>& entries) {
   for (Entry& entry : entries) remove_own_v(entry.line);
 }
 
-/// A target that takes 8-bit queries is asked for them by types, too.
-void drop_eight_bit_rows(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
-}
-
-/// Drops caches of i8 and scales of tokens.
-void drop_own_scales(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) { return has_own_scales(entry.line.problem); });
-}
-
 /// Drops hazards of a V of another type than K's, and gives random lines a V of K's type.
 void drop_unlike_types(std::vector<Entry>& entries) {
   std::erase_if(entries, [](const Entry& entry) { return has_unlike_types(entry.line) && entry.matrix != "random"; });
   for (Entry& entry : entries) remove_unlike_types(entry.line);
-}
-
-/// Drops nvfp4 and mxfp4 caches.
-void drop_block_scales(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) { return entry.line.problem.has_block_scales(); });
 }
 
 Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
@@ -154,13 +139,15 @@ Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   Suite suite;
   for (const std::string& name : options.matrices)
     if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
+  const auto drop = [&suite](auto&& of) { std::erase_if(suite.entries, of); };
   if (!target.padding) drop_padding(suite.entries);
   if (!target.masks) drop_masks(suite.entries);
   if (!target.v_head_dim) drop_own_v(suite.entries);
-  if (!target.eight_bit_rows && options.types.empty()) drop_eight_bit_rows(suite.entries);
+  if (!target.eight_bit_rows && options.types.empty())  // a target that takes 8-bit queries is asked for them by types, too
+    drop([](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
   if (!target.unlike_types) drop_unlike_types(suite.entries);
-  if (!target.block_scales) drop_block_scales(suite.entries);
-  if (!target.token_scales) drop_own_scales(suite.entries);
+  if (!target.block_scales) drop([](const Entry& entry) { return entry.line.problem.has_block_scales(); });
+  if (!target.token_scales) drop([](const Entry& entry) { return has_own_scales(entry.line.problem); });
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {
@@ -267,22 +254,19 @@ class Run {
   }
 
   static CaseResult refusal(const Entry& entry, const Status& status) {
-    CaseResult r;
-    r.matrix = entry.matrix;
-    r.name = entry.name;
-    r.line = to_string(entry.line);
     // Only room may be missing; anything else is a defect of the suite and must not look like a refusal.
-    r.status = status.code() == Code::unsupported ? CaseStatus::refused : CaseStatus::fail;
-    r.reason = status.message();
-    return r;
+    return {.matrix = entry.matrix,
+            .name = entry.name,
+            .line = to_string(entry.line),
+            .status = status.code() == Code::unsupported ? CaseStatus::refused : CaseStatus::fail,
+            .reason = status.message()};
   }
 
   void explain_failure(CaseResult& result, Prepared& p) {
     if (p.entry.shard.world > 1) return;  // no line says how positions are dealt
     if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
-    const auto failed = std::find_if(result.checks.begin(), result.checks.end(),
-                                     [](const CheckResult& c) { return c.state == CheckState::fail; });
-    if (!options_.shrink || failed == result.checks.end() || p.entry.special != Special::none) return;
+    const CheckResult* const failed = failed_check(result.checks);
+    if (!options_.shrink || failed == nullptr || p.entry.special != Special::none) return;
     if (shrunk_[failed->check]++ >= kShrunkPerCheckVerify) return;
     const Limits limits{{options_.types, options_.head_dims, options_.layouts}, options_.supports};
     const Smallest smallest = smallest_that_fails(target_, p.entry.line, failed->check, limits, options_.shrink_seconds);
@@ -350,14 +334,14 @@ class Run {
     std::int64_t least = -1;
     for (const CaseResult& c : verdict_.cases) {
       if (c.status != CaseStatus::fail) continue;
-      const auto failed = std::ranges::find(c.checks, CheckState::fail, &CheckResult::state);
+      const CheckResult* const failed = failed_check(c.checks);
       const std::string& text = c.reduced_line.empty() ? c.line : c.reduced_line;
       const Result<ProblemLine> line = parse_problem_line(text);
       const Problem* p = line.ok() ? &line->problem : nullptr;
       const std::int64_t size = p == nullptr ? 0 : (p->visible_pairs() + p->num_tokens()) * p->num_q_heads * p->head_dim;
       if (least >= 0 && size >= least) continue;
       least = size;
-      const std::string own = failed == c.checks.end() ? c.reason : formatted("{}: {}", failed->check, failed->text);
+      const std::string own = failed == nullptr ? c.reason : formatted("{}: {}", failed->check, failed->text);
       verdict_.smallest_line = text + (c.special.empty() ? "" : formatted(" ({})", c.special));
       verdict_.smallest_finding = c.reduced_line.empty() ? own : c.reduced_finding;
     }

@@ -64,12 +64,8 @@ Result<Prepared> prepare_sample(const PeerCase& c) {
   if (!line.ok()) return line.status();
   Result<Case> made = make_case(line.value());
   if (!made.ok()) return made.status();
-  Prepared p{{"peer", c.name, std::move(line).value(), Special::none}, std::move(made).value(), {}, {}, false};
-  p.tokens = sampled_rows(p.entry.line.problem);
-  Result<Reference> expected = reference(p.c.batch, p.c.cache, p.c.options, p.tokens);
-  if (!expected.ok()) return expected.status();
-  p.expected = std::move(expected).value();
-  return p;
+  std::vector<std::int64_t> rows = sampled_rows(line->problem);
+  return prepare_rows({"peer", c.name, std::move(line).value(), Special::none}, std::move(made).value(), std::move(rows));
 }
 
 }  // namespace
@@ -114,12 +110,11 @@ Result<PeerPower> measure_peer(const PeerCase& c, int num_threads) {
   std::vector<std::optional<PeerPower::Mutant>> results(ids.size());
   threads::for_each_index(ids.size(), threads::at_least_one(num_threads),
                           [&](std::size_t i) { results[i] = plant(p, ids[i], c.atol); });
-  PeerPower power;
-  power.name = c.name;
-  power.line = c.line;
-  power.atol = c.atol;
-  power.rows_compared = static_cast<std::int64_t>(p.tokens.size());
-  power.rows_total = p.c.batch.output.shape[0];
+  PeerPower power{.name = c.name,
+                  .line = c.line,
+                  .atol = c.atol,
+                  .rows_compared = static_cast<std::int64_t>(p.tokens.size()),
+                  .rows_total = p.c.batch.output.shape[0]};
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (!results[i]) continue;
     const bool studied = std::find(study_faults().begin(), study_faults().end(), ids[i]) != study_faults().end();

@@ -31,9 +31,9 @@ class ShardedPlan:
     heads: str
     exchange: Exchange
     layout: Layout
-    lengths: LocalLengths
-    indices: dict[str, Any]  # index arrays of the rank's batch, where the query is
-    local: Any  # quire.Plan of the rank's own attention
+    lengths: LocalLengths  # of the rank's whole shard
+    indices: dict[str, Any]  # index arrays of the rank's batch, where the query is; with parts, each part has its own
+    local: Any  # quire.Plan of the rank's own attention; with parts, that of the first
     workspace: Any  # workspace of the local plan, on a GPU
     whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
     part: Any = None  # on a GPU: the buffer of the rank's part, for every layer; the exchange of a layer ends before the next one writes
@@ -235,13 +235,14 @@ def _prepare(
         made = _quire.plan(mine, cache, _own_options(options, of), kernel=kernel, batch_invariant=batch_invariant, **longest)
         return lengths, indices, made, longest
 
-    lengths, indices, local, longest = planned(shard, batch.block_table)
     if several:
         mine = shards_of_rank(shard, int(parts))
         held = tuple(ContextPart(of, *planned(of, table_of(of, shard, batch.block_table, page_size))[:3]) for of in mine)
         kept = empty_parts(layout, batch.query, len(held)) if _on_gpu(batch.query) else None
         space = workspace_for(batch.query, held) if _on_gpu(batch.query) else None
-        return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, space, _host_lengths(batch), kept, held)
+        whole = local_lengths(shard, _host(batch.query_start_loc), _host(batch.seq_lens), window)
+        return ShardedPlan(shard, heads, chosen, layout, whole, {}, held[0].local, space, _host_lengths(batch), kept, held)
+    lengths, indices, local, longest = planned(shard, batch.block_table)
     workspace = empty_bytes_like(batch.query, max(local.workspace_bytes, 1)) if _on_gpu(batch.query) else None
     chunks = ()
     if overlap > 1:

@@ -132,12 +132,11 @@ void propose_dims(const Scene& scene, Proposals& list) {
   if (dims < 4) return;
   for (const Order& order : orders(dims)) {
     list.push_back({"dims", "multiplies other dims of q and K with each other", order.text,
-                    "compare the order of dims in q and in K", 1, [order, dims](Model& m) {
-                      m.query = [order, dims, before = m.query](const Row& row, std::int64_t d) {
-                        const std::int64_t from = order.source(d, dims);
-                        return from < 0 ? 0.0 : before(row, from);
-                      };
-                    }});
+                    "compare the order of dims in q and in K", 1,
+                    function_changed(&Model::query, [order, dims](const auto& before, const Row& row, std::int64_t d) {
+                      const std::int64_t from = order.source(d, dims);
+                      return from < 0 ? 0.0 : before(row, from);
+                    })});
   }
 }
 

@@ -57,12 +57,10 @@ void propose_readings(const Facts& f, Proposals& list) {
                "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
                0,
                {}};
-    p.plant = [sides, reading](Model& m) {
-      m.decode = [sides, reading, before = m.decode](Side side, const void* data, std::span<const std::int64_t> at,
-                                                     double* values) {
-        sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
-      };
-    };
+    p.plant = function_changed(&Model::decode, [sides, reading](const auto& before, Side side, const void* data,
+                                                                std::span<const std::int64_t> at, double* values) {
+      sides.has(side) ? reading.decode(data, at, values) : before(side, data, at, values);
+    });
     list.push_back(std::move(p));
   }
 }
@@ -116,15 +114,13 @@ void propose_orders(const Facts& f, Proposals& list) {
                  "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's",
                  0,
                  {}};
-      p.plant = [facts, sides, order](Model& m) {
-        m.elements = [facts, sides, order, before = m.elements](Side side, const Place& place, std::int64_t head,
-                                                                std::span<std::int64_t> at) {
-          if (!sides.has(side)) return before(side, place, head, at);
-          if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
-          for (std::size_t d = 0; d < at.size(); ++d)
-            at[d] = place.page * facts->strides(side)[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
-        };
-      };
+      p.plant = function_changed(&Model::elements, [facts, sides, order](const auto& before, Side side, const Place& place,
+                                                                         std::int64_t head, std::span<std::int64_t> at) {
+        if (!sides.has(side)) return before(side, place, head, at);
+        if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
+        for (std::size_t d = 0; d < at.size(); ++d)
+          at[d] = place.page * facts->strides(side)[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
+      });
       list.push_back(std::move(p));
     }
 }

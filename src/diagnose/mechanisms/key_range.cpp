@@ -175,16 +175,14 @@ class Rules {
     const Facts* f = &f_;
     for (const auto& [detail, rule] : rules_) {
       list.push_back({"key_range", rule.end ? "ends its range of keys elsewhere" : "begins its range of keys elsewhere", detail,
-                      kNextKeyRange, 1, [f, ends = rule](Model& m) {
-                        m.keys = [f, ends](const Row& row, std::vector<Key>& keys) {
-                          const std::int64_t capacity = f->max_pages_per_req * f->page_size + f->num_tokens;
-                          const std::int64_t begin = ends.begin ? ends.begin(row) : f->first_key(row.q_pos);
-                          const std::int64_t end = ends.end ? ends.end(row) : row.q_pos + 1;
-                          append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
-                          const std::int64_t masked = ends.masked ? std::min(ends.masked(row), capacity) : end;
-                          for (std::int64_t k = end; k < masked; ++k) keys.push_back({k, 0});
-                        };
-                      }});
+                      kNextKeyRange, 1, function_set(&Model::keys, [f, ends = rule](const Row& row, std::vector<Key>& keys) {
+                        const std::int64_t capacity = f->max_pages_per_req * f->page_size + f->num_tokens;
+                        const std::int64_t begin = ends.begin ? ends.begin(row) : f->first_key(row.q_pos);
+                        const std::int64_t end = ends.end ? ends.end(row) : row.q_pos + 1;
+                        append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
+                        const std::int64_t masked = ends.masked ? std::min(ends.masked(row), capacity) : end;
+                        for (std::int64_t k = end; k < masked; ++k) keys.push_back({k, 0});
+                      })});
     }
   }
 

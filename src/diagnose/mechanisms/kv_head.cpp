@@ -83,12 +83,11 @@ void propose_kv_head(const Scene& scene, Proposals& list) {
     }
     if (map.size() * 10 < cells.size() * 9 || map.empty()) continue;
     list.push_back({"kv_head", formatted("reads {} of another KV head", sides.text()), rule_of(scene.facts, map),
-                    "query head h reads KV head h / (num_q_heads / num_kv_heads)", 1, [map, sides](Model& m) {
-                      m.kv_head = [map, sides, before = m.kv_head](const Row& r, Side side) {
-                        const auto read = map.find(r.query_head);
-                        return sides.has(side) && read != map.end() ? read->second : before(r, side);
-                      };
-                    }});
+                    "query head h reads KV head h / (num_q_heads / num_kv_heads)", 1,
+                    function_changed(&Model::kv_head, [map, sides](const auto& before, const Row& r, Side side) {
+                      const auto read = map.find(r.query_head);
+                      return sides.has(side) && read != map.end() ? read->second : before(r, side);
+                    })});
   }
 }
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "threads/on_threads.h"
@@ -12,87 +11,65 @@
 namespace quire::diagnose_detail {
 namespace {
 
+/// Mechanisms with the names of what belongs to them.
+using MechanismTable = std::vector<std::pair<std::string_view, std::vector<std::string_view>>>;
+
 /// Faults whose family holds more than one mechanism.
-const std::map<std::string, std::string, std::less<>>& by_id() {
-  static const std::map<std::string, std::string, std::less<>> map{
-      {"output_not_written", "not_written"},
-      {"output_zero", "not_written"},
-      {"output_tail_dims_zero", "dims"},
-      {"last_row_not_written", "not_written"},
-      {"decode_rows_not_written", "not_written"},
-      {"prefill_rows_not_written", "not_written"},
-      {"request_not_written", "not_written"},
-      {"rows_past_max_query_len_not_written", "not_written"},
-      {"partial_row_tile_not_written", "not_written"},
-      {"heads_past_cap_not_written", "not_written"},
-      {"query_of_neighbour_row", "query_row"},
-      {"query_of_first_row", "query_row"},
-      {"one_query_head_per_group", "query_head"},
-      {"causal_mask_missing", "mask"},
-      {"query_tail_dims_dropped", "dims"},
-      {"query_rounded_to_fp8", "rounded"},
-      {"scores_rounded_to_bf16", "rounded"},
-      {"alibi_bias_in_bf16", "rounded"},
-      {"weights_rounded_to_fp8", "rounded"},
-      {"lse_base_2", "factor_lse"},
-      {"lse_without_max", "factor_lse"},
-      {"lse_is_max", "factor_lse"},
-      {"lse_transposed", "factor_lse"},
-      {"lse_without_sink", "factor_lse"},
-      {"exp2_without_log2e", "factor_scores"},
-      {"log2e_without_exp2", "factor_scores"},
-      {"soft_cap_ignored", "soft_cap"},
-      {"soft_cap_clips", "soft_cap"},
-      {"soft_cap_not_multiplied_back", "soft_cap"},
-      {"soft_cap_before_scale", "soft_cap"},
-      {"soft_cap_after_alibi", "soft_cap"},
-      {"v_scale_dropped", "factor_out"},
-      {"k_dims_permuted", "dims"},
-      {"v_dims_permuted", "dims"},
-      {"scale_from_v_head_dim", "factor_scores"},
-      {"rope_dims_dropped", "dims"},
-      {"v_dims_beyond_k_zero", "dims"},
-      {"output_rows_of_k_head_dim", "output_row"},
-      {"block_table_as_int32", "table_row"},
-      {"page_order_reversed", "page"},
-  };
-  return map;
+const MechanismTable& by_id() {
+  static const MechanismTable table{
+      {"not_written",
+       {"output_not_written", "output_zero", "last_row_not_written", "decode_rows_not_written", "prefill_rows_not_written",
+        "request_not_written", "rows_past_max_query_len_not_written", "partial_row_tile_not_written",
+        "heads_past_cap_not_written"}},
+      {"dims",
+       {"output_tail_dims_zero", "query_tail_dims_dropped", "k_dims_permuted", "v_dims_permuted", "rope_dims_dropped",
+        "v_dims_beyond_k_zero"}},
+      {"query_row", {"query_of_neighbour_row", "query_of_first_row"}},
+      {"query_head", {"one_query_head_per_group"}},
+      {"mask", {"causal_mask_missing"}},
+      {"rounded", {"query_rounded_to_fp8", "scores_rounded_to_bf16", "alibi_bias_in_bf16", "weights_rounded_to_fp8"}},
+      {"factor_lse", {"lse_base_2", "lse_without_max", "lse_is_max", "lse_transposed", "lse_without_sink"}},
+      {"factor_scores", {"exp2_without_log2e", "log2e_without_exp2", "scale_from_v_head_dim"}},
+      {"soft_cap",
+       {"soft_cap_ignored", "soft_cap_clips", "soft_cap_not_multiplied_back", "soft_cap_before_scale", "soft_cap_after_alibi"}},
+      {"factor_out", {"v_scale_dropped"}},
+      {"output_row", {"output_rows_of_k_head_dim"}},
+      {"table_row", {"block_table_as_int32"}},
+      {"page", {"page_order_reversed"}}};
+  return table;
 }
 
-const std::map<std::string, std::string, std::less<>>& by_family() {
-  static const std::map<std::string, std::string, std::less<>> map{
-      {"index_width", "table_row"},
-      {"rows", "output_row"},
-      {"starts", "positions"},
-      {"mask", "mask"},
-      {"window", "key_range"},
-      {"tokens", "key_range"},
-      {"contents", "page_contents"},
-      {"split", "split"},
-      {"pages", "page"},
-      {"layout", "layout"},
-      {"head_dims", "layout"},
-      {"heads", "kv_head"},
-      {"scores", "factor_scores"},
-      {"alibi", "alibi_slope"},
-      {"softmax", "normalisation"},
-      {"positions", "positions"},
-      {"sinks", "sink"},
-      {"scales", "factor_scores"},
-      {"token_scales", "page_contents"},
-      {"block_scales", "page_contents"},
-      {"unlike_types", "element_type"},
-      {"formats", "element_type"},
-  };
-  return map;
+const MechanismTable& by_family() {
+  static const MechanismTable table{{"table_row", {"index_width"}},
+                                    {"output_row", {"rows"}},
+                                    {"positions", {"starts", "positions"}},
+                                    {"mask", {"mask"}},
+                                    {"key_range", {"window", "tokens"}},
+                                    {"page_contents", {"contents", "token_scales", "block_scales"}},
+                                    {"split", {"split"}},
+                                    {"page", {"pages"}},
+                                    {"layout", {"layout", "head_dims"}},
+                                    {"kv_head", {"heads"}},
+                                    {"factor_scores", {"scores", "scales"}},
+                                    {"alibi_slope", {"alibi"}},
+                                    {"normalisation", {"softmax"}},
+                                    {"sink", {"sinks"}},
+                                    {"element_type", {"unlike_types", "formats"}}};
+  return table;
+}
+
+std::string_view find_in(const MechanismTable& table, std::string_view name) {
+  for (const auto& [mechanism, names] : table)
+    if (std::ranges::find(names, name) != names.end()) return mechanism;
+  return {};
 }
 
 }  // namespace
 
 std::string mechanism_of(const FaultInfo& fault) {
-  if (const auto known = by_id().find(fault.id); known != by_id().end()) return known->second;
-  const auto family = by_family().find(fault.family);
-  return family != by_family().end() ? family->second : "other";
+  if (const std::string_view known = find_in(by_id(), fault.id); !known.empty()) return std::string(known);
+  const std::string_view of_family = find_in(by_family(), fault.family);
+  return of_family.empty() ? "other" : std::string(of_family);
 }
 
 Proposals propose_all(const Scene& scene) {

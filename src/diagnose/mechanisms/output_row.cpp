@@ -126,16 +126,14 @@ void propose_output_row(const Scene& scene, Proposals& list) {
         map[{cell->token, cell->head}] = {holder->token, holder->head};
   list.push_back({"output_row", "stores the right answer of another row or head", rule_of(map),
                   "look at the row and head index of the store, and at the order in which requests are put back", 1,
-                  [map](Model& m) {
-                    m.row = [map, before = m.row](std::int64_t token, std::int64_t head) {
-                      const auto other = map.find({token, head});
-                      if (other == map.end()) return before(token, head);
-                      Row row = before(other->second.token, other->second.head);
-                      row.token = token;
-                      row.head = head;
-                      return row;
-                    };
-                  }});
+                  function_changed(&Model::row, [map](const auto& before, std::int64_t token, std::int64_t head) {
+                    const auto other = map.find({token, head});
+                    if (other == map.end()) return before(token, head);
+                    Row row = before(other->second.token, other->second.head);
+                    row.token = token;
+                    row.head = head;
+                    return row;
+                  })});
 }
 
 }  // namespace quire::diagnose_detail

@@ -179,13 +179,12 @@ void propose_new_tokens(Proposals& list) {
         New{"the slot of the last token", [](const Row& r, std::int64_t k) { return k == r.seq_len - 1; }}})
     for (const Sides sides : kSideSets) {
       list.push_back({"page_contents", formatted("finds zeros in {} ({})", one.text, sides.text()), "", kNextPageContents, 0,
-                      [sides, is = one.is](Model& m) {
-                        m.place = [sides, is, before = m.place](const Model& model, const Row& row, Side side, std::int64_t k) {
-                          Place place = before(model, row, side, k);
-                          if (sides.has(side) && is(row, k)) place.kind = Place::Kind::zero;
-                          return place;
-                        };
-                      }});
+                      function_changed(&Model::place, [sides, is = one.is](const auto& before, const Model& model, const Row& row,
+                                                                           Side side, std::int64_t k) {
+                        Place place = before(model, row, side, k);
+                        if (sides.has(side) && is(row, k)) place.kind = Place::Kind::zero;
+                        return place;
+                      })});
     }
 }
 

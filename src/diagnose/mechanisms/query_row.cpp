@@ -36,15 +36,14 @@ std::vector<Query> queries(const Scene& scene, const OpenCell& cell) {
   return list;
 }
 
-Model with_query(const Facts& f, Query query) {
-  Model m(f);
-  m.query = [query, before = m.query](const Row& row, std::int64_t d) {
+Plant query_read(std::function<Query(const Row&)> of) {
+  return function_changed(&Model::query, [of = std::move(of)](const auto& before, const Row& row, std::int64_t d) {
+    const Query query = of(row);
     Row other = row;
     other.query_token = query.token;
     other.query_head = query.head;
     return before(other, d);
-  };
-  return m;
+  });
 }
 
 /// A rule for the query's row or head that one found query suggests.
@@ -143,7 +142,9 @@ void propose_query_row(const Scene& scene, Proposals& list) {
   for (std::size_t c = 0; c < std::min(kCellsTriedQueryRow, scene.cells.size()); ++c) {
     const OpenCell& cell = scene.cells[c];
     for (const Query query : queries(scene, cell)) {
-      const std::vector<RowResult> result = evaluate(with_query(*f, query), std::span<const RowHead>(&cell.at, 1));
+      Model planted(*f);
+      query_read([query](const Row&) { return query; })(planted);
+      const std::vector<RowResult> result = evaluate(planted, std::span<const RowHead>(&cell.at, 1));
       if (!cell.explained_by(cell.distance(result[0].out))) continue;
       const bool row = query.token != cell.at.token;
       for (const QueryRowRule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
@@ -151,15 +152,7 @@ void propose_query_row(const Scene& scene, Proposals& list) {
         list.push_back({row ? "query_row" : "query_head",
                         row ? "loads the query of another row" : "loads the query of another head", rule.text,
                         "look at the index with which the query is loaded: query_start_loc[r] + i, head h", 1,
-                        [f, rule](Model& m) {
-                          m.query = [f, rule, before = m.query](const Row& r, std::int64_t d) {
-                            const Query q = rule.query(*f, r);
-                            Row other = r;
-                            other.query_token = q.token;
-                            other.query_head = q.head;
-                            return before(other, d);
-                          };
-                        }});
+                        query_read([f, rule](const Row& r) { return rule.query(*f, r); })});
       }
     }
   }

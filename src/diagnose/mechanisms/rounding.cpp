@@ -23,34 +23,29 @@ void propose_types(const Scene& scene, Proposals& list) {
   for (const DType type : kNarrow) {
     const bool own = type == scene.facts.batch.query.dtype;
     if (!own)
-      add("the query", type, [type](Model& m) {
-        m.query = [type, before = m.query](const Row& row, std::int64_t d) { return rounded(type, before(row, d)); };
-      });
+      add("the query", type, function_changed(&Model::query, [type](const auto& before, const Row& row, std::int64_t d) {
+            return rounded(type, before(row, d));
+          }));
     for (const Sides sides : kSideSets)
-      add(sides.text(), type, [type, sides](Model& m) {
-        m.vector = [type, sides](const Row&, Side side, const Place&, std::int64_t, std::span<double> v) {
-          if (!sides.has(side)) return;
-          for (double& value : v) value = rounded(type, value);
-        };
-      });
-    add("scores", type, [type](Model& m) {
-      m.score = [type, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
-        return rounded(type, before(model, row, k, dot));
-      };
-    });
-    add("dot products", type, [type](Model& m) {
-      m.score = [type, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
-        return before(model, row, k, rounded(type, dot));
-      };
-    });
-    add("the normalised weights", type, [type](Model& m) {
-      m.softmax = [type, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
-                                             std::span<const double> scores, std::vector<double>& p) {
-        const double lse = before(model, row, keys, scores, p);
-        for (double& weight : p) weight = rounded(type, weight);
-        return lse;
-      };
-    });
+      add(sides.text(), type,
+          function_set(&Model::vector, [type, sides](const Row&, Side side, const Place&, std::int64_t, std::span<double> v) {
+            if (!sides.has(side)) return;
+            for (double& value : v) value = rounded(type, value);
+          }));
+    add("scores", type,
+        function_changed(&Model::score, [type](const auto& before, const Model& model, const Row& row, std::int64_t k,
+                                               double dot) { return rounded(type, before(model, row, k, dot)); }));
+    add("dot products", type,
+        function_changed(&Model::score, [type](const auto& before, const Model& model, const Row& row, std::int64_t k,
+                                               double dot) { return before(model, row, k, rounded(type, dot)); }));
+    add("the normalised weights", type,
+        function_changed(&Model::softmax,
+                         [type](const auto& before, const Model& model, const Row& row, std::span<const Key> keys,
+                                std::span<const double> scores, std::vector<double>& p) {
+                           const double lse = before(model, row, keys, scores, p);
+                           for (double& weight : p) weight = rounded(type, weight);
+                           return lse;
+                         }));
   }
 }
 

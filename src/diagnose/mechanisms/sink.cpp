@@ -23,20 +23,18 @@ Proposal sink_without_maximum() {
           "",
           "subtract the maximum from the sink's logit, as from every score",
           0,
-          [](Model& m) {
-            m.softmax = [before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
-                                             std::span<const double> scores, std::vector<double>& p) {
-              const double lse = before(model, row, keys, scores, p), none = -std::numeric_limits<double>::infinity();
-              const double sink = model.sink(row), largest = faults_detail::largest(scores, none);
-              if (!std::isfinite(lse) || !std::isfinite(sink) || !std::isfinite(largest)) return lse;
-              double own = 0;  // sum of the keys' weights, relative to their largest score
-              for (const double share : p) own += share;
-              own *= std::exp(lse - largest);
-              const double denominator = own + std::exp(sink);
-              for (double& weight : p) weight *= std::exp(lse - largest) / denominator;
-              return largest + std::log(denominator);
-            };
-          }};
+          function_changed(&Model::softmax, [](const auto& before, const Model& model, const Row& row, std::span<const Key> keys,
+                                               std::span<const double> scores, std::vector<double>& p) {
+            const double lse = before(model, row, keys, scores, p), none = -std::numeric_limits<double>::infinity();
+            const double sink = model.sink(row), largest = faults_detail::largest(scores, none);
+            if (!std::isfinite(lse) || !std::isfinite(sink) || !std::isfinite(largest)) return lse;
+            double own = 0;  // sum of the keys' weights, relative to their largest score
+            for (const double share : p) own += share;
+            own *= std::exp(lse - largest);
+            const double denominator = own + std::exp(sink);
+            for (double& weight : p) weight *= std::exp(lse - largest) / denominator;
+            return largest + std::log(denominator);
+          })};
 }
 
 }  // namespace

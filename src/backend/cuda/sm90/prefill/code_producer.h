@@ -51,13 +51,13 @@ struct CodeProducer {
 
   __device__ void copy_tiles(const Job& job, CodeRing& ring) const {
     typename Boxes::PageIds pages;
-    for (int n = 0; n < job.cached_tiles; ++n, ring.advance())
+    for (int n = 0; n < job.keys.cached_tiles; ++n, ring.advance())
       copy_codes(warp() == 2, box_of_tile(job, n, pages), ring, job.item.kv_head);
   }
 
   /// All of it, in the order in which codes are converted. Two tiles can be converted without the query.
   __device__ void copy_job_alone(const Job& job, const JobRing& jobs, CodeRing& ring) const {
-    const int tiles = job.cached_tiles;
+    const int tiles = job.keys.cached_tiles;
     typename Boxes::PageIds pages;
     CodeRing before;
     Box box;

@@ -66,7 +66,7 @@ struct Consumer {
     for (;; jobs.advance()) {
       hopper::wait(&block.shared.job_full[jobs.stage], jobs.parity);
       const Job& job = block.shared.jobs[jobs.stage];
-      if (job.cached_tiles == kNoMoreJobs) return;
+      if (job.ends_all()) return;
       const Rows rows = block.rows_of(job.item.slice);
       Query& query = block.shared.query[jobs.stage % Memory::kQueries];
       if constexpr (kCodes && is_f16<T>)
@@ -106,7 +106,7 @@ struct Consumer {
       hopper::wait(&block.shared.job_full[jobs.stage], jobs.parity);
       const Job& job = block.shared.jobs[jobs.stage];
       const Query& query = block.shared.query[jobs.stage];
-      const bool none = job.cached_tiles == kNoMoreJobs;
+      const bool none = job.ends_all();
       const Rows rows = block.rows_of(job.item.slice);
       const bool mine = !none && rows.first < rows.end && job.tiles() > 0, plain = mine && job.plain;
       const Job* const before = pending ? &block.shared.jobs[open] : nullptr;

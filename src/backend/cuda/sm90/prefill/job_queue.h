@@ -64,7 +64,7 @@ struct JobQueue {
       hopper::arrive(&block.shared.job_known[jobs.stage]);
       if constexpr (Memory::kQueries == Memory::kJobs) copy_query(job, jobs);
     } else {
-      job.cached_tiles = kNoMoreJobs;
+      job.keys.cached_tiles = kNoMoreJobs;
       hopper::arrive(&block.shared.job_known[jobs.stage]);
       hopper::arrive(&block.shared.job_full[jobs.stage]);
     }
@@ -77,7 +77,7 @@ struct JobQueue {
     std::uint32_t parity = 0;
     for (JobRing jobs;; jobs.advance()) {
       start_job(jobs);
-      if (block.shared.jobs[jobs.stage].cached_tiles == kNoMoreJobs) return;
+      if (block.shared.jobs[jobs.stage].ends_all()) return;
       hopper::wait(&block.shared.draw_next, parity);
       parity ^= 1;
     }
@@ -94,7 +94,7 @@ struct JobQueue {
       if (kDraws && threadIdx.x == kConsumerThreads) start_job(jobs);
       if (kDraws) __syncwarp();
       hopper::wait(&block.shared.job_known[jobs.stage], jobs.parity);
-      if (job.cached_tiles == kNoMoreJobs) return;
+      if (job.ends_all()) return;
       each(job, jobs);
       __syncwarp();
       free_in_block(block.shared.job_free[jobs.stage]);

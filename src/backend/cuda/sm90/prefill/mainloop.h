@@ -194,9 +194,9 @@ struct Mainloop {
     const int tiles = job.tiles();
     if constexpr (!kPlain || Product::kAny != Form::either)
       return fold_tiles<kPlain, T, Product::kAny>(state, p, empty, half, job, w, 1, tiles, tiles, query, ring);
-    const bool rows_last = job.fresh_tiles > 0 && job.first_fresh > 0;
-    const bool apart = job.cached_tiles >= kLongJob && !rows_last;
-    const int cached = apart ? max(job.first_cached, 1) + 1 : tiles;
+    const bool rows_last = job.keys.fresh_tiles > 0 && job.order.first_fresh > 0;
+    const bool apart = job.keys.cached_tiles >= kLongJob && !rows_last;
+    const int cached = apart ? max(job.order.first_cached, 1) + 1 : tiles;
     fold_tiles<kPlain, T, Product::kAny>(state, p, empty, half, job, w, 1, cached, tiles, query, ring);
     fold_tiles<kPlain, T, Form::packed>(state, p, empty, half, job, w, cached, tiles, tiles, query, ring);
   }
@@ -223,7 +223,7 @@ struct Mainloop {
   }
   template <bool kPlain>
   __device__ __forceinline__ void fold_job(State& state, const Job& job, const Work& w, const Query& query, Rings& ring) const {
-    const int border = kCodes ? job.first_fresh : job.tiles();
+    const int border = kCodes ? job.order.first_fresh : job.tiles();
     fold_alone<kPlain, Weight, Product::kAny>(state, job, w, 0, border, query, ring);
     if constexpr (kCodes) fold_alone<kPlain, T, Product::kAny>(state, job, w, border, job.tiles(), query, ring);
   }

@@ -32,11 +32,12 @@ struct Scoring {
     const semantics::KeyRange of_first = semantics::visible_range(block.position_of(job, local), block.a.window);
     const semantics::KeyRange of_last =
         semantics::visible_range(block.position_of(job, end - 1 - slice.row_begin), block.a.window);
-    const int before = job.first_cached + (job.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
+    const int before =
+        job.order.first_cached + (job.keys.cached_end - 1) / kKeys;  // tile n holds keys from (before - n) kKeys on
     const int seen_begin = max(slice.key_begin, static_cast<int>(of_last.begin));
-    const int seen_end = min(job.cached_end, static_cast<int>(of_first.end));
+    const int seen_end = min(job.keys.cached_end, static_cast<int>(of_first.end));
     Work w{first, 0, 0, {}, block.a.score.scale * tile::kLog2e * job.k_scale};
-    w.unmasked_begin = max(before + 1 - seen_end / kKeys, job.first_cached);
+    w.unmasked_begin = max(before + 1 - seen_end / kKeys, job.order.first_cached);
     w.unmasked_end = before + 1 - (seen_begin + kKeys - 1) / kKeys;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -167,7 +167,7 @@ struct Transform {
     if (box.mine) hopper::copy_box(to.halves[box.part] + box.row * kRowBytes, &map, &full, box.part * 64, box.token, kv_head, 0);
   }
   __device__ void copy_uncached(const Job& job, std::uint32_t& converted) const {
-    for (int n = job.first_fresh; n < job.tiles(); ++n, ++converted) {
+    for (int n = job.order.first_fresh; n < job.tiles(); ++n, ++converted) {
       const Ring ring = tile_ring(converted);
       const Box box = boxes.uncached_box(job, key_tile<kKeys>(job, n), kWarps, warp());
       copy_uncached_tile(block.shared.k[ring.stage], block.maps.key, block.shared.k_free[ring.stage],
@@ -180,7 +180,7 @@ struct Transform {
   __device__ void run() const {
     std::uint32_t converted = 0, codes = 0;
     queue.template for_each_job<false>([&](const Job& job, const typename Memory::JobRing&) {
-      convert_cached(job.cached_tiles, converted, codes);
+      convert_cached(job.keys.cached_tiles, converted, codes);
       copy_uncached(job, converted);
     });
   }
