@@ -53,7 +53,7 @@ FAULTS = [
     Fault("every kernel is given the first list", HIP + "vendor.cpp", "gpu::GenericArgs list = args[i];", "gpu::GenericArgs list = args[0];"),
     Fault("partial sums where the states are", GPU + "resolve.cpp", "workspace + at.partial_acc", "workspace + at.partial_states"),
     Fault("a workspace 256 bytes further", GPU + "attend.cpp",
-          "workspace.data(), part, attend_options, teller", "workspace.data() + 256, part, attend_options, teller"),
+          "call.options, call.workspace.data(), i);", "call.options, call.workspace.data() + 256, i);"),
     Fault("another device's functions", HIP + "modules.cpp", "key{ordinal.value(), kernel}", "key{0, kernel}"),
     Fault("the device of the tensors is not made current", HIP + "vendor.cpp", "hip.value()->set_device(ordinal)", "hip.value()->set_device(0 * ordinal)"),
     Fault("the wrong kernel for merge", HIP + "vendor.cpp", '"quire_merge", gpu::kMergeThreads', '"quire_append", gpu::kMergeThreads', MOVE),

@@ -28,13 +28,17 @@ std::int64_t units_of(Plan longer, const Plan& shorter) {
 }
 
 TEST(Beside, EachCallGetsSmsByItsShareOfTheWork) {
-  // 4 tiles of 256 score rows x 64 tiles of 128 keys, each the work of 5 tiles of decode, beside 256 x 8 of those.
-  const double share = 4 * 64 * 5 / (4 * 64 * 5 + 256 * 8.0);
-  EXPECT_NEAR(static_cast<double>(units_of(planned(kShared), planned(kOwn))), share * 132, 2);
+  // 8 heads x 4 tiles of 256 score rows x 64 tiles of 128 keys, each the work of 10 tiles of decode, beside 8 x 256 x 8 of those.
+  const double of_shared = 8 * 4 * 64 * 10 + 6400, of_own = 8 * 256 * 8;
+  EXPECT_NEAR(static_cast<double>(units_of(planned(kShared), planned(kOwn))), of_shared / (of_shared + of_own) * 132, 2);
   const std::int64_t more = units_of(planned(kHeads + "causal=0 lse=1 reqs=256:32768"), planned(kOwn));
   EXPECT_GT(more, units_of(planned(kShared), planned(kOwn)));
   EXPECT_EQ(more % 2, 0) << "blocks of prefill are pairs";
   EXPECT_LE(more, 130);
+}
+
+TEST(Beside, OwnKeysGetNoMoreSmsThanKeepMemoryBusy) {
+  EXPECT_EQ(units_of(planned(kShared), planned(kHeads + "lse=1 reqs=256x1@8191")), 132 - 64);
 }
 
 TEST(Beside, OnlyWhereBothAreLongAndLeaveSomethingToEachOther) {

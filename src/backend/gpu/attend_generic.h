@@ -34,7 +34,8 @@ QUIRE_DEVICE void score_tile(const GenericArgs& a, const GenericItem& item, cons
     if (first_tile || a.head_dim > kDimBlock)
       stage_rows</*kRowTypes=*/true>(
           {a.query, block.query_at, 0, item.num_rows, first_dim, dims, a.head_dim, 1.0f, block.query, kDimPitch});
-    stage_tile(a, item, {a.cache_k, a.key, a.head_dim, block.key_at, k_scale, a.k_blocks}, keys, block, first_dim, dims);
+    stage_tile(a, item, {a.cache_k, a.key, a.head_dim, block.key_at, k_scale, &GenericArgs::k_blocks}, keys, block, first_dim,
+               dims);
     block_barrier();  // query and keys are there
     dots.add(block, item, keys, dims);
   }
@@ -51,7 +52,7 @@ QUIRE_DEVICE void weigh_tile(const GenericArgs& a, const GenericItem& item, cons
     const int from = first_dim + b * kDimBlock;
     if (from >= a.v_head_dim) return;
     if (b > 0) block_barrier();  // the block of dims before is used up
-    stage_tile(a, item, {a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale, a.v_blocks}, keys, block, from,
+    stage_tile(a, item, {a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale, &GenericArgs::v_blocks}, keys, block, from,
                dims_from(a.v_head_dim, from));
     block_barrier();  // weights and values are there
     if (b == 0) {

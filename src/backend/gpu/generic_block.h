@@ -193,7 +193,7 @@ struct TileSide {
   int head_dim;
   const std::int64_t* at;  ///< element offsets of the tile's rows; pages of those with block scales
   float scale;             ///< scale of cached rows
-  const BlockRows& blocks;
+  BlockRows GenericArgs::* blocks;
 };
 
 /// Dims [first_dim, first_dim + dims) of the tile's keys (or values) into block.staged.
@@ -201,8 +201,9 @@ QUIRE_DEVICE void stage_tile(const GenericArgs& a, const GenericItem& item, cons
                              const GenericBlock& block, int first_dim, int dims) {
   const StagedRows cached{side.cache, side.at,       keys.begin, keys.cached,  first_dim,
                           dims,       side.head_dim, side.scale, block.staged, kDimPitch};
-  if (side.blocks.scales.present())
-    stage_block_rows(cached, side.blocks, {keys.first, a.page_size, item.kv_head});
+  const GenericArgs& here = args_here(a);  // strides in registers all along spill others on gfx11 and gfx12
+  if (const BlockRows& blocks = here.*side.blocks; blocks.scales.present())
+    stage_block_rows(cached, blocks, {keys.first, here.page_size, item.kv_head});
   else
     stage_rows</*kRowTypes=*/false>(cached);
   stage_rows</*kRowTypes=*/true>(

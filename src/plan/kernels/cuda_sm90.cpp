@@ -249,26 +249,34 @@ double flops_of(const Problem& p) {
   return 2 * static_cast<double>(p.num_q_heads * (p.head_dim + p.out_dim())) * static_cast<double>(p.visible_pairs());
 }
 
-/// A call of prefill and a call of narrow decode tiles that uses all SMs, where both take long enough. Decode from fp8 caches
+/// Whether a call of prefill and a call of narrow decode tiles, which uses all SMs, take long enough. Decode from fp8 caches
 /// leaves nothing idle.
-std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
+bool is_worth_a_division(const Plan& longer, const Plan& shorter) {
   const DeviceList &prefill = longer.work().lists[0], &decode = shorter.work().lists[0];
-  const Problem &p = longer.problem, &q = shorter.problem;
+  const Problem& q = shorter.problem;
   const std::int64_t decode_blocks = kSm90.decode_blocks(q.head_dim, itemsize(q.kv_dtype), decode.tile_rows);
-  if (prefill.role != Role::prefill || decode.role != Role::decode || is_fp8(q.kv_dtype) ||
-      decode.num_blocks < shorter.num_threads * decode_blocks ||
-      std::min(flops_of(p) / kSm90.flops_per_second, bytes_of_keys(q) / kSm90.bytes_per_second) < kSm90.min_beside_seconds)
-    return 0;
+  return prefill.role == Role::prefill && decode.role == Role::decode && !is_fp8(q.kv_dtype) &&
+         decode.num_blocks >= shorter.num_threads * decode_blocks &&
+         std::min(flops_of(longer.problem) / kSm90.flops_per_second, bytes_of_keys(q) / kSm90.bytes_per_second) >=
+             kSm90.min_beside_seconds;
+}
+
+/// Each call gets SMs as its share of the work, and decode no more of them than keep memory busy. Even: blocks of prefill are
+/// pairs.
+std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
+  if (!is_worth_a_division(longer, shorter)) return 0;
+  const DeviceList& prefill = longer.work().lists[0];
+  const Problem& p = longer.problem;
   const schedule::Tiling<std::int64_t> tiling{p.group(), prefill.tile_rows, prefill.tile_keys, prefill.min_rows,
                                               prefill.max_rows};
   std::int64_t long_tiles = 0, short_tiles = 0;
   for (const Request& r : p.reqs)
-    long_tiles += tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, true);
-  for (const Request& r : q.reqs) short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys});
-  const struct {
-    std::int32_t all_units, long_weight;
-  } division{static_cast<std::int32_t>(prefill.num_blocks), kSm90.prefill_weight(p.head_dim)};
-  return schedule::units_for_long(long_tiles, short_tiles, division);
+    long_tiles += tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, true) * p.num_kv_heads;
+  for (const Request& r : shorter.problem.reqs)
+    short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys}) * p.num_kv_heads;
+  const std::int64_t long_work = long_tiles * kSm90.weight_beside_call(p.head_dim) + kSm90.ends_beside_call;
+  const std::int64_t share = prefill.num_blocks * long_work / (long_work + short_tiles);
+  return std::clamp<std::int64_t>(share, prefill.num_blocks - kSm90.reading_blocks, prefill.num_blocks - 2) / 2 * 2;
 }
 
 constexpr Body kSm90Bodies[] = {

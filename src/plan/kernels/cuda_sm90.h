@@ -50,6 +50,8 @@ struct Sm90Tuning {
   double min_divided_seconds = 100e-6;
   /// Two calls are served at the same time where each of them would take that long at these rates: up to 9 us are the cost.
   double min_beside_seconds = 9e-6;
+  /// Time of first keys and merges of such a prefill on all SMs, in tiles of decode (an H100: 30 us of 132 SMs).
+  std::int64_t ends_beside_call = 6400;
 
   /// Score rows of a warpgroup of a wide tile, as registers allow.
   constexpr std::int64_t wide_rows(std::int64_t head_dim) const { return head_dim == 256 ? 16 : 32; }
@@ -62,6 +64,9 @@ struct Sm90Tuning {
   constexpr std::int64_t prefill_keys(std::int64_t head_dim) const { return head_dim == 256 ? 64 : 128; }
   /// Tiles of decode that take as long as one of prefill ("Beside decode" in docs/kernels/sm90_prefill.md).
   constexpr std::int16_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }
+  /// Likewise where two calls are served at the same time. SMs do not wait for memory there, which few blocks of decode keep
+  /// busy: a tile of decode takes 0.58 us of an SM and one of prefill 6 (an H100, docs/lab/2026-11-26-cascade-beside.md).
+  constexpr std::int64_t weight_beside_call(std::int64_t head_dim) const { return 2 * std::int64_t{prefill_weight(head_dim)}; }
 };
 inline constexpr Sm90Tuning kSm90;
 
