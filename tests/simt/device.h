@@ -63,9 +63,9 @@ struct Device {
   std::int32_t split_keys = 0;
   std::int32_t target_items = 0;
   std::int32_t max_slices = 160;
-  Fault fault;                                   ///< fault planted in every launch
-  int counters_ahead = 0;                        ///< a fault: so many parts of every split tile count as done before they are
-  std::set<std::string>* barriers = nullptr;     ///< barriers of all launches
+  Fault fault;                                    ///< fault planted in every launch
+  int counters_ahead = 0;                         ///< a fault: so many parts of every split tile count as done before they are
+  std::set<std::string>* barriers = nullptr;      ///< barriers of all launches
   std::function<void(gpu::GenericArgs&)> tamper;  ///< a fault: what the attend kernel is told wrongly
   Launch launch(int num_blocks, int threads, int shared_bytes) const {
     return Launch{num_blocks, threads, wave, shared_bytes, seed, fault, barriers};
