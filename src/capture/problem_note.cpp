@@ -14,7 +14,7 @@ void settle_scale(ScaleKind& kind, std::int64_t num_kv_heads) {
   if (kind == ScaleKind::per_head && num_kv_heads == 1) kind = ScaleKind::per_tensor;
 }
 
-/// What a file keeps of a problem: V's numbers, but not that they are dims of K's rows.
+/// The problem as a file holds it: V has its numbers there, and nothing says that these are dims of K's rows.
 Problem settled(Problem p) {
   p.latent = false;
   settle_scale(p.k_scale, p.num_kv_heads);

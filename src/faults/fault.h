@@ -32,7 +32,7 @@ template <typename AnyModel, typename Function, typename Wrong>
 auto function_set(Function AnyModel::* function, Wrong wrong) {
   return [function, wrong = std::move(wrong)](AnyModel& m) { m.*function = wrong; };
 }
-/// The same with a `wrong` whose first argument is the function that was there before.
+/// Plants `wrong` in place of one function of a model, and passes that function as its first argument.
 template <typename AnyModel, typename Function, typename Wrong>
 auto function_changed(Function AnyModel::* function, Wrong wrong) {
   return [function, wrong = std::move(wrong)](AnyModel& m) {

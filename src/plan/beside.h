@@ -6,7 +6,8 @@
 
 namespace quire::plan_detail {
 
-/// Plans `longer` to be served beside a call of `shorter`, if a kernel serves both and time is saved. Says whether it did.
+/// Plans `longer` to be served beside a call of `shorter`, if a kernel serves both and time is saved; says whether it did. Both
+/// plans have read their lengths.
 bool set_beside(Plan& longer, const Plan& shorter);
 
 /// Whether set_beside() did.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What targets of our own have in common, and attend_sparse() as a target.
+// Parts of the targets that are our own kernels, and attend_sparse() as a target.
 #pragma once
 
 #include <cmath>

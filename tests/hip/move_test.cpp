@@ -70,20 +70,25 @@ TEST_P(HipMove, MergeAgreesWithFp64) {
   });
 }
 
+/// The device and the host find something in the contents of a case exactly if something was `planted`.
+void expect_found(const Case& c, bool planted) {
+  const auto there = cases::DeviceCase::upload(c, Memory::hip);
+  ASSERT_TRUE(there.ok()) << there.status().message();
+  const Result<bool> finite =
+      device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());
+  ASSERT_TRUE(finite.ok()) << finite.status().message();
+  EXPECT_EQ(finite.value(), !planted);
+  const Findings findings = check(there->batch(), there->cache(), there->options(), Depth::contents);
+  EXPECT_EQ(findings.ok(), !planted) << (findings.ok() ? "" : findings.status().message());
+}
+
 /// A NaN that attention would read is found on the device and named by the host; poison elsewhere is not.
 TEST_P(HipMove, CheckFindsNaNInContents) {
   for (const bool planted : {true, false}) {
     Case c =
         make_case(parse_problem_line("q=f16 kv=fp8_e4m3fn heads=4:2 d=16 page=8 window=40 reqs=9@30/33,1@90").value()).value();
     ASSERT_TRUE(!planted || verify_detail::apply(verify_detail::Special::nan_in_a_key, c));
-    const auto there = cases::DeviceCase::upload(c, Memory::hip);
-    ASSERT_TRUE(there.ok()) << there.status().message();
-    const Result<bool> finite =
-        device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());
-    ASSERT_TRUE(finite.ok()) << finite.status().message();
-    EXPECT_EQ(finite.value(), !planted);
-    const Findings findings = check(there->batch(), there->cache(), there->options(), Depth::contents);
-    EXPECT_EQ(findings.ok(), !planted) << (findings.ok() ? "" : findings.status().message());
+    expect_found(c, planted);
   }
 }
 
@@ -96,14 +101,7 @@ TEST_P(HipMove, CheckFindsBadBlockScales) {
       Tensor& t = c.cache.v_block_scale;
       std::fill_n(static_cast<std::uint8_t*>(t.data), t.num_elements(), std::uint8_t{0xFF});
     }
-    const auto there = cases::DeviceCase::upload(c, Memory::hip);
-    ASSERT_TRUE(there.ok()) << there.status().message();
-    const Result<bool> finite =
-        device::runtime_of(Memory::hip)->contents_are_finite(there->batch(), there->cache(), there->options());
-    ASSERT_TRUE(finite.ok()) << finite.status().message();
-    EXPECT_EQ(finite.value(), !planted);
-    const Findings findings = check(there->batch(), there->cache(), there->options(), Depth::contents);
-    EXPECT_EQ(findings.ok(), !planted) << (findings.ok() ? "" : findings.status().message());
+    expect_found(c, planted);
   }
 }
 

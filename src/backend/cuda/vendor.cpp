@@ -65,9 +65,8 @@ struct Launches {
   std::size_t num_scheduled = 0;
   Order order = Order::in_turn;
 
-  explicit Launches(const gpu::EnqueuedCall& call) : Launches(call.plan, call.args) {}
-  Launches(const Plan& plan, std::span<const gpu::GenericArgs> args) : num_lists(args.size()) {
-    for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(plan.work().lists[i], plan, args[i]);
+  explicit Launches(const gpu::EnqueuedCall& call) : num_lists(call.args.size()) {
+    for (std::size_t i = 0; i < num_lists; ++i) lists[i] = serve(call.plan.work().lists[i], call.plan, call.args[i]);
     if (num_lists == 2 && lists[0].kernel == lists[1].kernel && lists[0].kernel->order != nullptr)
       order = lists[0].kernel->order(lists[0], lists[1]);
     if (num_lists == 1 && lists[0].list.given_units > 0 && lists[0].kernel->divide != nullptr) lists[0].kernel->divide(lists[0]);
@@ -78,7 +77,7 @@ struct Launches {
       served = served * 1024 + static_cast<unsigned>(lists[i].list.tile_rows) * 2 + (ahead ? 1 : 0);
       if (ahead) scheduled[num_scheduled++] = lists[i].args.work;
     }
-    for (std::size_t i = 0; i < num_lists; ++i) lists[i].args.permit = gpu::permit_with(args[0].permit, served);
+    for (std::size_t i = 0; i < num_lists; ++i) lists[i].args.permit = gpu::permit_with(call.args[0].permit, served);
   }
 
   /// Reset, validate and schedule. All lists are made before any is used: one without room breaks the call before a row is

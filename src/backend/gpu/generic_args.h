@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the portable attention kernel and the look at contents are given beyond AttendArgs: where codes of 4 bits and the scales
-// of their blocks lie. Kernels for tensor cores take AttendArgs alone.
+// Arguments of the portable attention kernel and of check_contents(): AttendArgs, and the places of 4-bit codes and of the scales
+// of their blocks. Kernels for tensor cores take AttendArgs alone.
 #pragma once
 
 #include "backend/gpu/args.h"
@@ -15,7 +15,7 @@ struct BlockRows {
 };
 
 struct GenericArgs : AttendArgs {
-  /// Where a cache has block scales, the strides of cache_k or cache_v yield the page of a row, and BlockRows has those of codes.
+  /// Places of 4-bit codes. The strides of cache_k or cache_v then yield the page of a row, and those of BlockRows its codes.
   BlockRows k_blocks, v_blocks;
 };
 

@@ -239,16 +239,6 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
   return {decode, rest};
 }
 
-double bytes_of_keys(const Problem& p) {
-  double keys = 0;
-  for (const Request& r : p.reqs) keys += static_cast<double>(r.seq_len());
-  return keys * static_cast<double>(p.num_kv_heads * p.kv_bytes());
-}
-
-double flops_of(const Problem& p) {
-  return 2 * static_cast<double>(p.num_q_heads * (p.head_dim + p.out_dim())) * static_cast<double>(p.visible_pairs());
-}
-
 /// Whether a call of prefill and a call of narrow decode tiles, which uses all SMs, take long enough. Decode from fp8 caches
 /// leaves nothing idle.
 bool is_worth_a_division(const Plan& longer, const Plan& shorter) {
@@ -257,7 +247,7 @@ bool is_worth_a_division(const Plan& longer, const Plan& shorter) {
   const std::int64_t decode_blocks = kSm90.decode_blocks(q.head_dim, itemsize(q.kv_dtype), decode.tile_rows);
   return prefill.role == Role::prefill && decode.role == Role::decode && !is_fp8(q.kv_dtype) &&
          decode.num_blocks >= shorter.num_threads * decode_blocks &&
-         std::min(flops_of(longer.problem) / kSm90.flops_per_second, bytes_of_keys(q) / kSm90.bytes_per_second) >=
+         std::min(longer.flops / kSm90.flops_per_second, static_cast<double>(shorter.kv_bytes) / kSm90.bytes_per_second) >=
              kSm90.min_beside_seconds;
 }
 

@@ -36,9 +36,9 @@ struct Memory {
   };
   /// 192 KiB an SM are on their way at a time, once a unit is folded: less leaves memory idle.
   static constexpr int kStages = 192 * 1024 / kWarps / sizeof(Unit);
-  /// Units that a warp asks for before it has folded one. A call's instructions are not in L2 when it begins, and a fetch waits
-  /// for what was asked for before it: with all stages of codes, reading and folding would come one after the other. Units of 16
-  /// bits are twice as many bytes, and memory has enough to do meanwhile.
+  /// Units that a warp asks for before it has folded one. The reason is believed and was not measured apart: instructions are not
+  /// in L2 when a call begins, and are fetched behind the keys that were asked for (docs/lab/2026-11-26-cluster-decode.md).
+  /// Another number changes times alone.
   static constexpr int kFirst = kBytes == 1 ? 1 : kStages;
   /// A warp's memory: units, then its partial result. Four floats more than a row holds keep rows apart in the banks.
   union OfWarp {
