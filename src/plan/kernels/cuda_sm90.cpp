@@ -23,6 +23,27 @@ bool sees_all_keys(const Problem& p) {
   return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi && !p.has_shapes();
 }
 
+bool has_wide_dims(const Problem& p) { return Sm90Tuning::has_wide_dims(p.head_dim, p.out_dim()); }
+
+/// Dims for which decode and prefill have tiles, and what prefill alone does not take beside its wide ones.
+void refuse_dims(const Problem& problem, Reasons& reasons) {
+  const bool has_tiles = problem.head_dim == 64 || problem.head_dim == 128 || problem.head_dim == 256;
+  if (has_tiles) return refuse_unequal_dims(problem, reasons);
+  if (!has_wide_dims(problem)) {
+    reasons.push_back(formatted("d is {} and dv {}, expected 64, 128, 256 or 512 for both, or 192 and 128", problem.head_dim,
+                                problem.out_dim()));
+    return;
+  }
+  if (!is_16_bit(problem.kv_dtype))
+    reasons.push_back(formatted("kv is {}, expected f16 or bf16 at d={}", name(problem.kv_dtype), problem.head_dim));
+  if (problem.layout == CacheLayout::packed)
+    reasons.push_back(formatted("layout is packed, expected nhd or hnd at d={}", problem.head_dim));
+}
+
+/// Tokens of a TMA box, or of a part of one. A lane copies a box, and a tile of wide rows has more boxes than a warp has lanes if
+/// boxes are of 8 tokens.
+std::int64_t tokens_of_box(const Problem& p) { return p.layout == CacheLayout::packed || has_wide_dims(p) ? 16 : 8; }
+
 /// Problems that src/backend/cuda/sm90/ reads by tensor copies.
 Reasons sm90_refuses(const Problem& problem, const Device& device) {
   Reasons reasons;
@@ -31,17 +52,14 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   if (problem.kv_dtype != problem.q_dtype && !is_nvidia_fp8(problem.kv_dtype))
     reasons.push_back(
         formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
-  if (problem.head_dim != 64 && problem.head_dim != 128 && problem.head_dim != 256)
-    reasons.push_back(formatted("d is {}, expected 64, 128 or 256", problem.head_dim));
+  refuse_dims(problem, reasons);
   // Tiles of prefill hold whole groups.
   const std::int64_t widest = std::min(kSm90.sliced_rows, kSm90.prefill_rows / 2);
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
-  const std::int64_t tokens = problem.layout == CacheLayout::packed ? 16 : 8;  // tokens of a TMA box, or of a part of one
-  if (problem.page_size % tokens != 0)
-    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens));
+  if (problem.page_size % tokens_of_box(problem) != 0)
+    reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens_of_box(problem)));
   if (device.sm != 90) reasons.push_back(formatted("needs sm90, device {} is not", device.name));
   if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
-  refuse_unequal_dims(problem, reasons);
   refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
   if (!sees_all_keys(problem)) refuse_other_masks(problem, reasons);
@@ -209,10 +227,11 @@ DeviceList cluster_decode(DeviceList decode, const Plan& plan) {
 /// Tiles of whole groups, half for each block of a pair; a block an SM. One group has to fit a block.
 DeviceList prefill_tiles(const Plan& plan) {
   const std::int64_t group = plan.problem.group(), block_rows = kSm90.prefill_rows / 2;
+  const std::int64_t blocks_of_rows = plan.problem.out_dim() > kSm90.most_out_dims ? 1 : 2;
   DeviceList prefill;
   prefill.kernel = rows::cuda_sm90;
   prefill.role = Role::prefill;
-  prefill.tile_rows = block_rows / group * group * 2;
+  prefill.tile_rows = block_rows / group * group * blocks_of_rows;
   prefill.tile_keys = kSm90.prefill_keys(plan.problem.head_dim);
   prefill.max_rows = kMaxInt32;
   prefill.num_blocks = std::max(2, plan.num_threads / 2 * 2);
@@ -224,7 +243,7 @@ DeviceList prefill_tiles(const Plan& plan) {
 /// later keys.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList decode = decode_tiles(plan);
-  const bool has_decode = plan.problem.group() <= decode.max_rows && plan.problem.causal;
+  const bool has_decode = plan.problem.group() <= decode.max_rows && plan.problem.causal && !has_wide_dims(plan.problem);
   if (has_decode && most_rows(plan) <= decode.max_rows) {
     decode = stream_k_decode(plan);
     return {decode.role == Role::decode && suits_clusters(plan) ? cluster_decode(decode, plan) : decode};
@@ -314,7 +333,8 @@ constexpr GpuTraits kSm90Traits = {
 constinit const KernelRow rows::cuda_sm90 = {
     .info = {"cuda_sm90", Backend::cuda, 0u,
              "q=f16 or bf16 with kv=q, fp8_e4m3fn or fp8_e5m2, or q=kv=fp8_e4m3fn, out=f16, bf16 or fp8_e4m3fn, d=64, 128, 256, "
-             "group up to 128, page=multiple of 8 (packed: 16), dv=d, causal=0 where all keys are seen; sm90",
+             "or kv=q with d=512 or d=192 and dv=128, group up to 128, page=multiple of 8 (packed, d=192, d=512: 16), causal=0 "
+             "where all keys are seen; sm90",
              "Hopper's TMA and wgmma. Decode: each thread block gets the same number of keys. Prefill: two blocks share each K/V "
              "tile; weights are rounded to 16 bits, as in FlashAttention. 8-bit queries become f16"},
     .refuses = sm90_refuses,

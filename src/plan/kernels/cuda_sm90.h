@@ -41,8 +41,10 @@ struct Sm90Tuning {
   /// because GPCs of unequal size hold no more of them at a time (128 blocks in clusters of 4 or 8 took two rounds).
   std::int64_t reading_blocks = 64;
 
-  // Prefill: score rows that fit a tile of a pair of blocks.
+  // Prefill: score rows that fit a tile of a pair of blocks, and dims of the output that registers of a block hold beside as many
+  // rows. Where V has more, both blocks have the same rows and half of the dims each.
   std::int64_t prefill_rows = 256;
+  std::int64_t most_out_dims = 256;
 
   // Decode beside prefill. A call is divided where reading and computing would take min_divided_seconds at these rates.
   double bytes_per_second = 4.5e12;
@@ -60,8 +62,12 @@ struct Sm90Tuning {
     if (tile_rows != narrow_rows || head_dim > 128) return 1;
     return cache_itemsize == 1 ? 4 : 2;
   }
+  /// Whether head_dims of K and V are those of MLA's prefill, or 512. Prefill serves all rows of these, from 16-bit caches of rows.
+  static constexpr bool has_wide_dims(std::int64_t head_dim, std::int64_t v_head_dim) {
+    return (head_dim == 192 && v_head_dim == 128) || (head_dim == 512 && v_head_dim == 512);
+  }
   /// Keys of a tile of prefill.
-  constexpr std::int64_t prefill_keys(std::int64_t head_dim) const { return head_dim == 256 ? 64 : 128; }
+  constexpr std::int64_t prefill_keys(std::int64_t head_dim) const { return head_dim > 192 ? 64 : 128; }
   /// Tiles of decode that take as long as one of prefill ("Beside decode" in docs/kernels/sm90_prefill.md).
   constexpr std::int16_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }
   /// Likewise where two calls are served at the same time. SMs do not wait for memory there, which few blocks of decode keep

@@ -25,7 +25,8 @@ constexpr int kWorkEntries = 960;  ///< first iterations of requests that a bloc
 constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys
 constexpr int kPrefillGroups = 2;                                                ///< warpgroups that multiply, 64 score rows each
 constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                           ///< score rows of a block's part of a tile
-constexpr int prefill_keys(int head_dim) { return head_dim == 256 ? 64 : 128; }  ///< of a tile
+constexpr int prefill_keys(int head_dim) { return head_dim > 192 ? 64 : 128; }  ///< of a tile
+constexpr int kMostOutDims = 256;  ///< dims of the output that registers of a block hold; a pair holds twice as many
 constexpr int kFreshTokens = 64;                                                 ///< that a box of this step's rows holds
 
 /// Arguments of a Hopper kernel: those of every GPU kernel, and those that no other kernel asks.
@@ -64,6 +65,10 @@ cudaError_t launch_cluster(const gpu::AttendArgs& args, int blocks, cudaStream_t
 /// blocks.
 cudaError_t launch_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+/// prefill/instances_wide.cu: the same for 16-bit caches of other head_dims (kSm90.has_wide_dims()).
+cudaError_t launch_prefill_wide(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+/// prefill/instances_masked.cu: both of these with masks of every kind (decision 35).
+cudaError_t launch_prefill_masked(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 /// prefill/instances_packed.cu and prefill/instances_packed_fp8.cu: the same for packed caches.
 cudaError_t launch_prefill_packed(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_packed_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);

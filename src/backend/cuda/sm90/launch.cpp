@@ -18,6 +18,8 @@ constexpr plan_detail::Sm90Tuning kTuning = plan_detail::kSm90;
 static_assert(kTuning.cluster_unit_keys == cluster::kUnitKeys && kTuning.most_cluster == cluster::kMostBlocks);
 static_assert(kTuning.prefill_rows == kPair * kPrefillBlockRows);
 static_assert(kTuning.prefill_keys(128) == prefill_keys(128) && kTuning.prefill_keys(256) == prefill_keys(256));
+static_assert(kTuning.prefill_keys(192) == prefill_keys(192) && kTuning.prefill_keys(512) == prefill_keys(512));
+static_assert(kTuning.most_out_dims == kMostOutDims);
 
 /// Every iteration of decode/scheduler.h has a number of 32 bits.
 bool fits_row(const gpu::AttendArgs& a) {
@@ -83,6 +85,7 @@ cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn tu
   PrefillMaps maps;
   if (!encode(maps, args)) return cudaErrorInvalidValue;
   const bool codes = is_fp8(args.cache_k.dtype);
+  if (kTuning.has_wide_dims(args.head_dim, args.v_head_dim)) return launch_prefill_wide(mine, maps, blocks, stream);
   if (is_packed(args)) return (codes ? launch_prefill_packed_codes : launch_prefill_packed)(mine, maps, blocks, stream);
   return (codes ? launch_prefill_codes : launch_prefill)(mine, maps, blocks, stream);
 }

@@ -171,21 +171,21 @@ bool has_packed_boxes(const gpu::AttendArgs& a) {
          aligned(a.cache_k, k.chunk) && aligned(a.cache_v, v.dim);
 }
 bool has_boxes_of_rows(const gpu::AttendArgs& a) {
-  for (const gpu::RowSource* cache : {&a.cache_k, &a.cache_v})
-    if (!tile::has_whole_chunks(*cache, a.head_dim) || !has_box_strides(*cache) || !is_box_stride(cache->strides.page))
-      return false;
-  return true;
+  const auto suits = [](const gpu::RowSource& cache, std::int64_t dims) {
+    return tile::has_whole_chunks(cache, dims) && has_box_strides(cache) && is_box_stride(cache.strides.page);
+  };
+  return suits(a.cache_k, a.head_dim) && suits(a.cache_v, a.v_head_dim);
 }
 
 /// Boxes of the output are 16 score rows: those of a warp of prefill.h. False where no such box is part of a tile, rows do
 /// not lie as tensor copies take them, or are codes: they are written otherwise then.
 bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSource& output) {
   constexpr std::int64_t kRows = 16;
-  if (is_fp8(output.dtype) || (kRows % a.group != 0 && a.group % kRows != 0) || !tile::has_whole_chunks(output, a.head_dim) ||
+  if (is_fp8(output.dtype) || (kRows % a.group != 0 && a.group % kRows != 0) || !tile::has_whole_chunks(output, a.v_head_dim) ||
       !has_box_strides(output))
     return false;
   const std::int64_t heads = std::min<std::int64_t>(a.group, kRows);
-  return encode_one(map, output, a.head_dim,
+  return encode_one(map, output, a.v_head_dim,
                     {{a.num_q_heads, output.strides.head, heads},
                      {a.num_tokens, output.strides.token, kRows / heads},
                      {1, output.strides.token, 1}});
@@ -196,8 +196,9 @@ bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSou
 bool is_packed(const gpu::AttendArgs& a) { return a.cache_k.strides.x < a.head_dim; }
 
 bool takes_boxes(const gpu::AttendArgs& a) {
-  for (const gpu::RowSource* rows : {&a.query, &a.key, &a.value})
+  for (const gpu::RowSource* rows : {&a.query, &a.key})
     if (!tile::has_whole_chunks(*rows, a.head_dim)) return false;
+  if (!tile::has_whole_chunks(a.value, a.v_head_dim)) return false;
   return encoder() != nullptr && a.num_pages > 0 && (is_packed(a) ? has_packed_boxes(a) : has_boxes_of_rows(a));
 }
 
@@ -215,12 +216,12 @@ bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
   maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
   maps.page_boxes = a.page_size / maps.box_tokens;
   if (is_packed(a)) return encode_packed_keys(maps.k, a, maps.box_tokens) && encode_packed_values(maps.v, a, maps.box_tokens);
-  const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache) {
+  const auto one = [&](CUtensorMap& map, const gpu::RowSource& cache, std::int64_t dims) {
     const semantics::KvStrides& s = cache.strides;
-    return encode_one(map, cache, a.head_dim,
+    return encode_one(map, cache, dims,
                       {{a.page_size, s.token, maps.box_tokens}, {a.num_kv_heads, s.head, 1}, {a.num_pages, s.page, 1}});
   };
-  return one(maps.k, a.cache_k) && one(maps.v, a.cache_v);
+  return one(maps.k, a.cache_k, a.head_dim) && one(maps.v, a.cache_v, a.v_head_dim);
 }
 
 /// The dims of a row are two dimensions, so that a copy lays pieces of 64 dims one behind the other.
@@ -242,16 +243,16 @@ bool encode(LatentMaps& maps, const gpu::AttendArgs& a) {
 bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
   const semantics::KvStrides& q = a.query.strides;
   const gpu::RowSource output{a.output, a.output_dtype, a.output_strides};
-  maps.output_chunks = tile::has_whole_chunks(output, a.head_dim);
+  maps.output_chunks = tile::has_whole_chunks(output, a.v_head_dim);
   maps.output_boxes = encode_output(maps.output, a, output);
-  const std::int64_t tokens = a.work.tile_rows / kPair / a.group;
-  const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows) {
+  const std::int64_t tokens = (a.v_head_dim > kMostOutDims ? a.work.tile_rows : a.work.tile_rows / kPair) / a.group;
+  const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows, std::int64_t dims) {
     const semantics::KvStrides& s = rows.strides;
     return rows.data == nullptr ||
-           encode_one(map, rows, a.head_dim,
+           encode_one(map, rows, dims,
                       {{a.num_tokens, s.token, kFreshTokens}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
   };
-  return encode(maps.cache, a) && fresh(maps.key, a.key) && fresh(maps.value, a.value) &&
+  return encode(maps.cache, a) && fresh(maps.key, a.key, a.head_dim) && fresh(maps.value, a.value, a.v_head_dim) &&
          (is_fp8(a.query.dtype) ||
           encode_one(maps.query, a.query, a.head_dim,
                      {{a.num_q_heads, q.head, a.group}, {a.num_tokens, q.token, tokens}, {1, q.token, 1}}));

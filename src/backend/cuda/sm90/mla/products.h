@@ -15,7 +15,7 @@ namespace quire::cuda::sm90::mla {
 
 /// Sizes of a warpgroup's work, as the running softmax of prefill asks for them.
 struct HalfTile {
-  static constexpr int kDim = kHalfDim, kKeys = mla::kKeys;
+  static constexpr int kOutDim = kHalfDim, kKeys = mla::kKeys;
   static constexpr bool kCodes = false;
 };
 

@@ -8,7 +8,7 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename Memory>
 struct TileBoxes {
-  static constexpr int kHalves = Memory::kHalves, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
+  static constexpr int kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
 
   const Block<Memory> block;
 
@@ -42,8 +42,8 @@ struct TileBoxes {
     return box;
   }
 
-  __device__ static Box uncached_box(const Job& job, const KeyTileSpan& span, int of, int which) {
-    Box box = box_of(span, {kFreshTokens, kHalves, kRowBytes, of, which});
+  __device__ static Box uncached_box(const Job& job, const KeyTileSpan& span, int parts, int of, int which) {
+    Box box = box_of(span, {kFreshTokens, parts, kRowBytes, of, which});
     box.token += job.item.lengths.first_token - job.item.lengths.context_len;
     return box;
   }

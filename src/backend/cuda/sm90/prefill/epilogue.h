@@ -20,7 +20,7 @@ struct Epilogue {
   using Online = Softmax<T, Memory>;
   using State = typename Online::State;
   using Query = typename Memory::Query;
-  static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRowBytes = Memory::kRowBytes;
+  static constexpr int kOutDim = Memory::kOutDim, kHalves = Memory::kOutHalves, kRowBytes = Memory::kRowBytes;
 
   const Block<Memory> block;
 
@@ -33,7 +33,7 @@ struct Epilogue {
     for (int h = 0; h < 2; ++h) {
       float zero[2] = {state.sum[h] * 0.0f, 0.0f};  // x * 0 is NaN for every such x
 #pragma unroll
-      for (int i = 0; i < kDim / 4; ++i) zero[i % 2] = fmaf(state.out[i / 2 * 4 + 2 * h + i % 2], 0.0f, zero[i % 2]);
+      for (int i = 0; i < kOutDim / 4; ++i) zero[i % 2] = fmaf(state.out[i / 2 * 4 + 2 * h + i % 2], 0.0f, zero[i % 2]);
       const bool bad = w.first + Lane::row_in_group() + 8 * h < w.end && zero[0] + zero[1] != 0.0f;
       const std::uint32_t lanes = __ballot_sync(~0u, bad);
       if (lanes == 0) continue;
@@ -60,13 +60,15 @@ struct Epilogue {
       const int row = w.first + Lane::row_in_group() + 8 * h;
       if (row >= w.end) continue;
       const std::int64_t at = partial_row(item) + row - item.slice.row_begin;
-      const semantics::SoftmaxState natural = natural_state(state, h);
-      if (threadIdx.x % 4 == 0)
-        *reinterpret_cast<float2*>(block.a.work.partial_states + at * 2) = make_float2(natural.max, natural.sum);
+      const auto [stored, factor] = partial_of<Memory::kSplitsValues>(natural_state(state, h));
+      if (block.in_one_block(threadIdx.x % 4 == 0))
+        *reinterpret_cast<float2*>(block.a.work.partial_states + at * 2) = make_float2(stored.max, stored.sum);
+      const std::int64_t first = at * Memory::kValueDim + block.first_out_dim();
+      const float by = scale * factor;
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i)
-        *reinterpret_cast<float2*>(block.a.work.partial_acc + at * kDim + i * 8 + Lane::column()) =
-            make_float2(state.out[4 * i + 2 * h] * scale, state.out[4 * i + 2 * h + 1] * scale);
+      for (int i = 0; i < kOutDim / 8; ++i)
+        *reinterpret_cast<float2*>(block.a.work.partial_acc + first + i * 8 + Lane::column()) =
+            make_float2(state.out[4 * i + 2 * h] * by, state.out[4 * i + 2 * h + 1] * by);
     }
   }
 
@@ -85,7 +87,8 @@ struct Epilogue {
       factor[h] = 0.0f;
       if (row < w.end)
         factor[h] =
-            tile::finish_row<kOutput>(block.a, job.item, row, natural_state(state, h), threadIdx.x % 4 == 0).factor * scale;
+            tile::finish_row<kOutput>(block.a, job.item, row, natural_state(state, h), block.in_one_block(threadIdx.x % 4 == 0)).factor *
+            scale;
     }
   }
 
@@ -101,7 +104,7 @@ struct Epilogue {
     hopper::compute_here(lane);
     const std::uint32_t at = ptx::shared_address(staged(staging, row_of_warp + lane % 16, lane / 16));
 #pragma unroll
-    for (int j = 0; j < kDim / 16; ++j) {
+    for (int j = 0; j < kOutDim / 16; ++j) {
       std::uint32_t pairs[4];
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -119,7 +122,7 @@ struct Epilogue {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
+      for (int i = 0; i < kOutDim / 8; ++i) {
         const float* const dims = state.out + 4 * i + 2 * h;
         unsigned char* const chunk = staged(staging, row_of_warp + lane / 4 + 8 * h, i / 2);
         *reinterpret_cast<std::uint16_t*>(chunk + i % 2 * 8 + lane % 4 * 2) =
@@ -141,7 +144,7 @@ struct Epilogue {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
-        hopper::write_box(&block.maps.output, half * 64, place.head, place.token, 0,
+        hopper::write_box(&block.maps.output, block.first_out_dim() + half * 64, place.head, place.token, 0,
                           staging.halves[half] + row_of_warp * kRowBytes);
       hopper::commit_writes();
     }
@@ -158,7 +161,7 @@ struct Epilogue {
 
   /// Chunk `chunk` of the output row at `offset`, where rows cannot be written 16 bytes at a time.
   __device__ void write_singly(std::int64_t offset, int chunk, const uint4& words) const {
-    auto* const row = static_cast<std::uint16_t*>(block.a.output) + offset;
+    auto* const row = static_cast<std::uint16_t*>(block.a.output) + offset + block.first_out_dim() * block.a.output_strides.dim;
     const std::uint32_t pairs[] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -169,7 +172,7 @@ struct Epilogue {
   /// writes on their way.
   __device__ void write_rows(Query& staging, int row_of_warp, const Job& job, const Rows& w, int slot) const {
     constexpr std::int64_t kNowhere = INT64_MIN;
-    constexpr int kChunks = kDim / 8, kTurns = kChunks / 2;
+    constexpr int kChunks = kOutDim / 8, kTurns = kChunks / 2;
     int lane = threadIdx.x % 32;
     hopper::compute_here(lane);
     const int row = w.first + Lane::warp_in_group() * 16 + lane % 16;
@@ -193,7 +196,7 @@ struct Epilogue {
     };
     if (block.maps.output_chunks)  // asked once: code for the rest between these writes would cost more than they do
       write([&](std::int64_t to, int chunk, const uint4& x) {
-        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(block.a.output) + to + chunk * 8) = x;
+        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(block.a.output) + to + block.first_out_dim() + chunk * 8) = x;
       });
     else
       write([&](std::int64_t to, int chunk, const uint4& x) { write_singly(to, chunk, x); });
@@ -201,7 +204,7 @@ struct Epilogue {
 
   /// Staged rows of codes, those that exist. In few instructions: all of them stand beside the loop over tiles.
   __device__ void write_codes(Query& staging, int row_of_warp, const Job& job, const Rows& w) const {
-    constexpr int kChunks = kDim / 16;
+    constexpr int kChunks = kOutDim / 16;
     const int first = w.first + Lane::warp_in_group() * 16;
     __syncwarp();
 #pragma unroll 1
@@ -210,7 +213,7 @@ struct Epilogue {
       const unsigned char* const codes = staged(staging, row_of_warp + i / kChunks, i % kChunks);
       const std::int64_t dim = block.a.output_strides.dim;
       auto* const to = static_cast<unsigned char*>(block.a.output) + block.a.output_strides.row(0, place.head, place.token) +
-                       i % kChunks * 16 * (block.maps.output_chunks ? 1 : dim);
+                       (block.first_out_dim() + i % kChunks * 16) * (block.maps.output_chunks ? 1 : dim);
       if (block.maps.output_chunks) {
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(codes);
       } else {
@@ -257,7 +260,7 @@ struct Epilogue {
 #pragma unroll 1
     for (; rows != 0; rows &= rows - 1) {
       const int row = first_of_warp + __ffs(static_cast<int>(rows)) - 1;
-      store_exact_row<T, kDim, Memory::kCodes, Memory::kPacked>(block.a, item, row, first + row);
+      store_exact_row<T>(block, item, row, first + row);
     }
   }
 
@@ -303,16 +306,18 @@ struct Epilogue {
       if (!is_last_part(item)) return;
       const auto place = [&](int part) { return tile::partial_tile(block.a, item, part); };
       constexpr int kWarps = Memory::kConsumerThreads / 32;
+      const int& dims = Memory::kValueDim == Memory::kDim ? block.a.head_dim : block.a.v_head_dim;
       if constexpr (!Memory::kCodes && !Memory::kPacked) {  // the others have no registers to spare
         if (item.slice.num_parts <= kFewParts)
-          merge_few_parts<T, kDim>(block.a, item, kWarps, place);
+          merge_few_parts<T, Memory::kValueDim>(block.a, item, kWarps, place);
         else
-          tile::merge_parts<T>(block.a, item, kWarps, place);
+          tile::merge_parts<T>(block.a, item, kWarps, dims, place);
       } else {
-        tile::merge_parts<T>(block.a, item, kWarps, place);
+        tile::merge_parts<T>(block.a, item, kWarps, dims, place);
       }
     } else {
-      item.slice.row_begin += block.rank * block.block_rows();
+      if (!block.in_one_block(true)) return;
+      item.slice.row_begin += block.place_of_rows() * block.block_rows();
       item.slice.row_end = min(item.slice.row_end, item.slice.row_begin + block.block_rows());
     }
     if (item.slice.row_begin < item.slice.row_end) tile::count_rows(block.a, item);

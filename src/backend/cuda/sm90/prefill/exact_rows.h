@@ -4,18 +4,33 @@
 // see.
 #pragma once
 
+#include "backend/cuda/sm90/prefill/rows.h"
 #include "backend/cuda/tile/convert_fp8.h"
 #include "backend/cuda/tile/finish.h"
 #include "backend/cuda/tile/logits.h"
 
 namespace quire::cuda::sm90::prefill {
 
-/// One row's softmax and sums; lane l has dims 2 l, 2 l + 1, 2 l + 64, ...
-template <int kDim>
+/// One row's softmax and sums; lane l has dims 2 l, 2 l + 1, 2 l + 64, ... of the block's.
+template <int kOutDim>
 struct ExactRow {
   semantics::SoftmaxState state;  ///< natural units
-  float acc[kDim / 32];
+  float acc[kOutDim / 32];
 };
+
+/// A row's state as it is stored beside partial sums, and what the sums are multiplied by. kSplit: blocks that have different dims
+/// of a row may compute it in different ways, with other maxima. Each divides by its own sum, and the state is the row's
+/// log-sum-exp, so that sums of one block fit the state of the other.
+struct Partial {
+  semantics::SoftmaxState state;
+  float factor;
+};
+template <bool kSplit>
+__device__ inline Partial partial_of(const semantics::SoftmaxState& natural) {
+  if constexpr (!kSplit) return {natural, 1.0f};
+  if (natural.sum == 0.0f) return {natural, 0.0f};
+  return {{semantics::log_sum_exp(natural), 1.0f}, 1.0f / natural.sum};
+}
 
 /// Element 0 of the row of key `position`, in elements from `cache.data`, or from `fresh.data` if the row is this step's.
 __device__ inline std::int64_t row_of_key(const gpu::AttendArgs& a, const tile::Item& item, const gpu::RowSource& cache,
@@ -56,11 +71,11 @@ __device__ inline void load_dims(float (&to)[kDim / 32], const gpu::RowSource& c
   }
 }
 
-/// A row of K or of V, not scaled.
+/// A row of K or of V, not scaled: kDim dims of it from `first_dim` on, which is 0 for caches of codes and packed ones.
 template <typename T, int kDim, bool kCodes, bool kPacked>
 __device__ inline void load_key_row(float (&to)[kDim / 32], const gpu::AttendArgs& a, const tile::Item& item,
-                                    const gpu::RowSource& cache, const gpu::RowSource& fresh, int position) {
-  const std::int64_t row = row_of_key(a, item, cache, fresh, position);
+                                    const gpu::RowSource& cache, const gpu::RowSource& fresh, int position, int first_dim) {
+  const std::int64_t row = row_of_key(a, item, cache, fresh, position) + first_dim;
   const bool cached = position < item.lengths.cached_len;
   if (kPacked && cached)
     load_dims<kDim>(to, cache, row);
@@ -80,24 +95,27 @@ __device__ inline void load_query_row(float (&to)[kDim / 32], const gpu::AttendA
 }
 
 /// Score row `row` of the item against its keys.
-template <typename T, int kDim, bool kCodes, bool kPacked>
-__device__ inline ExactRow<kDim> exact_row(const gpu::AttendArgs& a, const tile::Item& item, int row) {
+template <typename T, typename Memory>
+__device__ inline ExactRow<Memory::kOutDim> exact_row(const Block<Memory>& block, const tile::Item& item, int row) {
+  constexpr int kDim = Memory::kDim, kOutDim = Memory::kOutDim;
+  constexpr bool kCodes = Memory::kCodes, kPacked = Memory::kPacked;
+  const gpu::AttendArgs& a = block.a;
   const int head = item.kv_head * a.group + row % a.group;
   const int q_pos = a.has_masks ? item.lengths.seq_len() - 1 : item.lengths.context_len + row / a.group;
   const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
   const int begin = max(static_cast<int>(seen.begin), item.slice.key_begin);
   const int end = min(static_cast<int>(seen.end), item.slice.key_end);
   const float slope = a.alibi_slopes.at(head, 0.0f);
-  float query[kDim / 32], k[kDim / 32], v[kDim / 32];
+  float query[kDim / 32], k[kDim / 32], v[kOutDim / 32];
   load_query_row<T, kDim, kCodes>(query, a, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
   const float cached_k_scale = a.k_scale.at(item.kv_head, 1.0f) * a.q_scale.at(item.kv_head, 1.0f);
   const float cached_v_scale = a.v_scale.at(item.kv_head, 1.0f);
-  ExactRow<kDim> out{};
+  ExactRow<kOutDim> out{};
   float max2 = -INFINITY;
 #pragma unroll 1
   for (int position = begin; position < end; ++position) {
-    load_key_row<T, kDim, kCodes, kPacked>(k, a, item, a.cache_k, a.key, position);
-    load_key_row<T, kDim, kCodes, kPacked>(v, a, item, a.cache_v, a.value, position);
+    load_key_row<T, kDim, kCodes, kPacked>(k, a, item, a.cache_k, a.key, position, 0);
+    load_key_row<T, kOutDim, kCodes, kPacked>(v, a, item, a.cache_v, a.value, position, block.first_out_dim());
     const bool cached = position < item.lengths.cached_len;
     const float k_scale = cached ? cached_k_scale : 1.0f, v_scale = cached ? cached_v_scale : 1.0f;
     float dot = 0.0f;
@@ -111,7 +129,7 @@ __device__ inline ExactRow<kDim> exact_row(const gpu::AttendArgs& a, const tile:
     const float weight = semantics::weight_in<ptx::Exp2>(score, top);
     out.state.sum = out.state.sum * rescale + weight;
 #pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) out.acc[i] = out.acc[i] * rescale + weight * (v[i] * v_scale);
+    for (int i = 0; i < kOutDim / 32; ++i) out.acc[i] = out.acc[i] * rescale + weight * (v[i] * v_scale);
     max2 = top;
   }
   // A NaN sum marks a NaN score, which a maximum passes over.
@@ -120,22 +138,26 @@ __device__ inline ExactRow<kDim> exact_row(const gpu::AttendArgs& a, const tile:
 }
 
 /// Stores the row as output, or as the item's part of it (`place`: its row among the partial results).
-template <typename T, int kDim, bool kCodes, bool kPacked>
-__device__ inline void store_exact_row(const gpu::AttendArgs& a, const tile::Item& item, int row, std::int64_t place) {
-  const ExactRow<kDim> result = exact_row<T, kDim, kCodes, kPacked>(a, item, row);
-  const int lane = threadIdx.x % 32;
+template <typename T, typename Memory>
+__device__ inline void store_exact_row(const Block<Memory>& block, const tile::Item& item, int row, std::int64_t place) {
+  constexpr int kOutDim = Memory::kOutDim;
+  const gpu::AttendArgs& a = block.a;
+  const ExactRow<kOutDim> result = exact_row<T>(block, item, row);
+  const int lane = threadIdx.x % 32, first_dim = block.first_out_dim() + lane * 2;
   if (item.slice.num_parts > 1) {
-    if (lane == 0)
-      *reinterpret_cast<float2*>(a.work.partial_states + place * 2) = make_float2(result.state.max, result.state.sum);
+    const auto [state, factor] = partial_of<Memory::kSplitsValues>(result.state);
+    if (block.in_one_block(lane == 0))
+      *reinterpret_cast<float2*>(a.work.partial_states + place * 2) = make_float2(state.max, state.sum);
 #pragma unroll
-    for (int i = 0; i < kDim / 64; ++i)
-      *reinterpret_cast<float2*>(a.work.partial_acc + place * kDim + i * 64 + lane * 2) =
-          make_float2(result.acc[2 * i], result.acc[2 * i + 1]);
+    for (int i = 0; i < kOutDim / 64; ++i)
+      *reinterpret_cast<float2*>(a.work.partial_acc + place * Memory::kValueDim + i * 64 + first_dim) =
+          make_float2(result.acc[2 * i] * factor, result.acc[2 * i + 1] * factor);
     return;
   }
-  const tile::OutputRow to = tile::finish_row(a, item, row, result.state, lane == 0);
+  const tile::OutputRow to = tile::finish_row(a, item, row, result.state, block.in_one_block(lane == 0));
 #pragma unroll
-  for (int i = 0; i < kDim / 64; ++i) tile::store_pair<T>(a, to, i * 64 + lane * 2, result.acc[2 * i], result.acc[2 * i + 1]);
+  for (int i = 0; i < kOutDim / 64; ++i)
+    tile::store_pair<T>(a, to, i * 64 + first_dim, result.acc[2 * i], result.acc[2 * i + 1]);
 }
 
 }  // namespace quire::cuda::sm90::prefill

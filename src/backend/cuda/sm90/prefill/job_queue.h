@@ -18,8 +18,8 @@ struct JobQueue {
   /// Copies the query of a job. Codes are read by the consumer warpgroups instead.
   __device__ void copy_query(const Job& job, const JobRing& jobs) const {
     if (Memory::kCodes && block.a.query.dtype == DType::fp8_e4m3fn) return hopper::arrive(&block.shared.job_full[jobs.stage]);
-    const int tokens = block.a.work.tile_rows / kPair / block.a.group,
-              first = job.item.lengths.first_token + job.item.slice.row_begin / block.a.group + block.rank * tokens;
+    const int tokens = block.block_rows() / block.a.group;
+    const int first = job.item.lengths.first_token + job.item.slice.row_begin / block.a.group + block.place_of_rows() * tokens;
     hopper::Barrier* const full = &block.shared.job_full[jobs.stage];
     hopper::arrive_and_expect(full, kHalves * tokens * block.a.group * kRowBytes);
     for (int half = 0; half < kHalves; ++half)
@@ -27,15 +27,18 @@ struct JobQueue {
                        job.item.kv_head * block.a.group, first, 0);
   }
 
-  /// Copies the query of a job that has no memory for it until the job before it is ended: called when everything that needs no
-  /// query is done.
-  __device__ void copy_query_late(const Job& job, const JobRing& jobs) const {
+  /// Copies the query of a job that has no memory for it until the job before it is ended. One thread calls this, when everything
+  /// that needs no query is done.
+  __device__ void copy_query_when_free(const Job& job, const JobRing& jobs) const {
     if constexpr (Memory::kQueries == Memory::kJobs) return;
     static_assert(Memory::kQueries == Memory::kJobs || (Memory::kQueries == 1 && Memory::kJobs == 2));
-    if (threadIdx.x == kConsumerThreads) {
-      hopper::wait(&block.shared.job_free[jobs.stage ^ 1], jobs.parity ^ static_cast<std::uint32_t>(jobs.stage ^ 1));
-      copy_query(job, jobs);
-    }
+    hopper::wait(&block.shared.job_free[jobs.stage ^ 1], jobs.parity ^ static_cast<std::uint32_t>(jobs.stage ^ 1));
+    copy_query(job, jobs);
+  }
+  /// The same for a warp, which waits.
+  __device__ void copy_query_late(const Job& job, const JobRing& jobs) const {
+    if constexpr (Memory::kQueries == Memory::kJobs) return;
+    if (threadIdx.x == kConsumerThreads) copy_query_when_free(job, jobs);
     __syncwarp();
   }
 
@@ -77,7 +80,9 @@ struct JobQueue {
     std::uint32_t parity = 0;
     for (JobRing jobs;; jobs.advance()) {
       start_job(jobs);
-      if (block.shared.jobs[jobs.stage].ends_all()) return;
+      const Job& job = block.shared.jobs[jobs.stage];
+      if (job.ends_all()) return;
+      copy_query_when_free(job, jobs);
       hopper::wait(&block.shared.draw_next, parity);
       parity ^= 1;
     }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill on Hopper: tiles of 128 score rows (query rows x group: packed GQA) of one request and KV head against tiles of 128
-// keys (64 for head_dim 256).
+// keys (64 for head_dim 256 and 512).
 //
 // Producer warps draw items and copy by the tensor copy engine (TMA), boxes of up to 64 tokens; transform warps convert fp8 codes
 // (transform.h); two consumer warpgroups of 64 rows each multiply by wgmma (products.h, mainloop.h). Two blocks share tiles of
-// keys: each copies half to both, because reads of the L2 cache by all blocks are near its limit. Weights are rounded to the
+// keys: each copies half to both, because reads of the L2 cache by all blocks are near its limit. At head_dim 512 they have the
+// same rows and half of V each: both compute the rows' scores, because registers hold 256 dims of 128 rows. Weights are rounded to the
 // query's type (numerics.md, "Rounded weights"). Rows are written by tensor copies (epilogue.h).
 #pragma once
 
@@ -18,12 +19,11 @@
 
 namespace quire::cuda::sm90::prefill {
 
-template <typename T, int kDim, CacheKind kCache>
-__global__ void __launch_bounds__(Memory<kDim, kCache>::kThreads, 1)
+template <typename T, typename Memory>
+__global__ void __launch_bounds__(Memory::kThreads, 1)
     attend_prefill(const __grid_constant__ HopperArgs args, const __grid_constant__ PrefillMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const gpu::AttendArgs& a = args.common;
-  using Memory = prefill::Memory<kDim, kCache>;
   using Produce = std::conditional_t<Memory::kCodes, CodeProducer<Memory>, Producer<Memory>>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);

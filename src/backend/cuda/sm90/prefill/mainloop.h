@@ -30,7 +30,7 @@ struct Mainloop {
   using Weight = typename Online::Weight;
   using Product = Products<T, Memory>;
   using Query = typename Memory::Query;
-  using Tile = typename Memory::Tile;
+  using ValueTile = typename Memory::ValueTile;
   using Rings = typename Memory::TileRings;
   static constexpr int kKeys = Memory::kKeys;
   static constexpr bool kCodes = Memory::kCodes, kBeside = Memory::kBeside;
@@ -41,8 +41,10 @@ struct Mainloop {
   const Scoring<Memory> scores{block};
 
   /// Frees a tile in both blocks of the pair, because both copy into its memory; codes are converted by each block for itself.
+  /// kOwn: only this block copies into it.
+  template <bool kOwn>
   __device__ static void free_tile(hopper::Barrier& barrier) {
-    if constexpr (kCodes)
+    if constexpr (kCodes || kOwn)
       free_in_block(barrier);
     else
       free_in_pair(barrier);
@@ -52,18 +54,18 @@ struct Mainloop {
   template <typename Element, Form kForm>
   __device__ void start_tile_values(State& state, const Weights& p, const Job& job, bool unmasked, bool half, const Rings& ring,
                                     int n) const {
-    Tile& v = block.shared.v[ring.v.stage];
+    ValueTile& v = block.shared.v[ring.v.stage];
     hopper::wait(&block.shared.v_full[ring.v.stage], ring.v.parity);
     if (!unmasked) UnseenValues<Memory>{block}.clear(v, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
     product.template start_values<Element, kForm != Product::kAny>(state, p, v, half,
                                                                    Product::template is_packed<kForm>(job, unmasked, n));
   }
   __device__ void free_values(Rings& ring) const {
-    free_tile(block.shared.v_free[ring.v.stage]);
+    free_tile<Memory::kSplitsValues>(block.shared.v_free[ring.v.stage]);
     ring.v.advance();
   }
   __device__ void free_keys(Rings& ring) const {
-    free_tile(block.shared.k_free[ring.k.stage]);
+    free_tile<false>(block.shared.k_free[ring.k.stage]);
     ring.k.advance();
   }
 

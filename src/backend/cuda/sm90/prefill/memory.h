@@ -24,16 +24,22 @@ enum class CacheKind { rows, codes, packed, packed_codes };
 constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
 constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
 
-/// fp8 codes are copied into stages of their own, from which the transform warps make tiles of 16 bits.
-template <int kDim_, CacheKind kCache>
+/// kDim_: head_dim of Q and K; kValueDim_: of V and the output. fp8 codes are copied into stages of their own, from which the
+/// transform warps make tiles of 16 bits.
+template <int kDim_, CacheKind kCache, int kValueDim_ = kDim_>
 struct Memory {
-  static constexpr int kDim = kDim_, kHalves = kDim / 64;
+  static constexpr int kDim = kDim_, kHalves = kDim / 64, kValueDim = kValueDim_;
+  /// The blocks of a pair have the same score rows, and half of the output's dims each: registers hold no more.
+  static constexpr bool kSplitsValues = kValueDim > kMostOutDims;
+  static constexpr int kOutDim = kSplitsValues ? kValueDim / kPair : kValueDim;  ///< dims of V and output in a block
+  static constexpr int kOutHalves = kOutDim / 64;
   static constexpr bool kCodes = holds_codes(kCache), kPacked = is_packed(kCache);
   static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
-  static constexpr int kStages = 2;
-  /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. Where codes are
-  /// converted, the next job's begin without its query.
-  static constexpr int kQueries = kDim == 256 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3, kJobs = kCodes ? 2 : kQueries;
+  static constexpr int kStages = kDim > 256 ? 1 : 2;
+  /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. With fewer queries than
+  /// jobs, the next job's keys are copied before its query.
+  static constexpr int kQueries = kDim > 128 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
+  static constexpr int kJobs = kCodes || (kDim > 128 && kDim != 256) ? 2 : kQueries;
   // Warpgroups: two that work, then one that copies. Codes are converted by one more, or, where products take more registers than
   // four warpgroups may begin with (head_dim 256), by three warps of that one.
   static constexpr bool kFour = kCodes && kDim < 256;
@@ -53,12 +59,16 @@ struct Memory {
   static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
   static constexpr int kCodeStages = kDim == 256 ? 1 : 2;  ///< of K, and of V
 
-  struct Tile {
-    unsigned char halves[kHalves][kKeys * kRowBytes];
+  template <int kHalvesOfTile>
+  struct TileOf {
+    unsigned char halves[kHalvesOfTile][kKeys * kRowBytes];
   };
+  using Tile = TileOf<kHalves>;
+  using ValueTile = TileOf<kOutHalves>;
   struct Query {
     unsigned char halves[kHalves][kRows * kRowBytes];  ///< at the end of an item: its output
   };
+  static_assert(kOutDim <= kDim && (kOutDim == kDim || kCache == CacheKind::rows));
   struct CodeTile {
     unsigned char boxes[kBoxes][kKeys * kBoxDims];
   };
@@ -71,7 +81,8 @@ struct Memory {
   struct Nothing {};
   struct Shared {
     alignas(1024) Query query[kQueries];
-    Tile k[kStages], v[kStages];
+    Tile k[kStages];
+    ValueTile v[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeStages, Nothing> codes;
     Job jobs[kJobs];
     hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];  ///< full: its query is there, too
@@ -89,7 +100,7 @@ struct Memory {
   static_assert(sizeof(Shared) <= 227 * 1024);
 
   /// Jobs are begun before the job before them is closed: there are slots for their queries, and all tiles have the same types.
-  static constexpr bool kBeside = !kCodes && kJobs > 1;
+  static constexpr bool kBeside = !kCodes && kQueries > 1;
 
   using Ring = StageRing<kStages>;
   struct TileRings {
@@ -109,7 +120,7 @@ struct Memory {
     for (int i = 0; i < kStages; ++i) {
       init(shared.k_full[i], kCodes ? kTransformWarps : 1), init(shared.v_full[i], kCodes ? kTransformWarps : 1);
       init(shared.k_free[i], (kCodes ? 1 : kPair) * kConsumerThreads / 32),
-          init(shared.v_free[i], (kCodes ? 1 : kPair) * kConsumerThreads / 32);
+          init(shared.v_free[i], (kCodes || kSplitsValues ? 1 : kPair) * kConsumerThreads / 32);
     }
     if constexpr (kCodes)
       for (int i = 0; i < kCodeStages; ++i) {

@@ -16,10 +16,10 @@ struct Producer {
   using Boxes = TileBoxes<Memory>;
   using Box = typename Boxes::Box;
   using Ring = typename Memory::Ring;
-  using Tile = typename Memory::Tile;
   static constexpr int kDim = Memory::kDim, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
   static constexpr int kKeyWarps = 2, kDrawingWarp = 3;
-  static constexpr int kDrawAhead = 3;  ///< tiles
+  static constexpr int kDrawAhead = 3;                                      ///< tiles
+  static constexpr int kValueShares = Memory::kSplitsValues ? 1 : kPair;  ///< blocks that share the boxes of a tile of values
 
   const Block<Memory> block;
   const JobQueue<Memory> queue{block};
@@ -28,7 +28,8 @@ struct Producer {
   /// Number of a warp among the producer warps.
   __device__ static int warp() { return (static_cast<int>(threadIdx.x) - Memory::kConsumerThreads) / 32; }
 
-  template <bool kValues>
+  /// Boxes of keys, and of values that both blocks need, go to both.
+  template <bool kValues, typename Tile>
   __device__ void copy_tile(Tile& to, const CUtensorMap& map, hopper::Barrier& free, hopper::Barrier& full, Ring& ring,
                             const Box& box, int kv_head) const {
     hopper::wait(&free, ring.parity ^ 1);
@@ -36,6 +37,9 @@ struct Producer {
     __syncwarp();
     if (box.mine && Memory::kPacked && !box.fresh)
       Boxes::template copy_packed<kValues>(to.halves[0] + box.row * kDim * 2, map, full, box, kv_head);
+    else if (box.mine && kValues && Memory::kSplitsValues)
+      hopper::copy_box(to.halves[box.part] + box.row * kRowBytes, &map, &full, block.first_out_dim() + box.part * 64, box.token,
+                       kv_head, box.page);
     else if (box.mine)
       hopper::copy_box_to_pair(to.halves[box.part] + box.row * kRowBytes, &map, &full, box.part * 64, box.token, kv_head,
                                box.page);
@@ -58,10 +62,12 @@ struct Producer {
     }
     Ring ring;
     const bool keys = warp() < kKeyWarps;
-    const int of = keys ? kKeyWarps * kPair : kPair, which = keys ? kPair * warp() + block.rank : block.rank;
-    const typename Boxes::Layout layout =
-        Memory::kPacked ? typename Boxes::Layout{block.maps.cache.box_tokens, 1, kDim * 2, of, which}
-                        : typename Boxes::Layout{block.maps.cache.box_tokens, Memory::kHalves, kRowBytes, of, which};
+    const int of = keys ? kKeyWarps * kPair : kValueShares;
+    const int which = keys ? kPair * warp() + block.rank : block.place_of_rows();
+    const int parts = keys ? Memory::kHalves : Memory::kOutHalves;
+    const typename Boxes::Layout layout = Memory::kPacked
+                                              ? typename Boxes::Layout{block.maps.cache.box_tokens, 1, kDim * 2, of, which}
+                                              : typename Boxes::Layout{block.maps.cache.box_tokens, parts, kRowBytes, of, which};
     queue.template for_each_job<false>([&](const Job& job, const typename Memory::JobRing&) {
       typename Boxes::PageIds pages;
       const auto draw_at = [&](int n) {
@@ -72,7 +78,7 @@ struct Producer {
       for (int n = 0; n < job.tiles(); ++n) {
         draw_at(n);
         const KeyTileSpan span = key_tile<kKeys>(job, n);
-        const Box box = span.fresh ? boxes.uncached_box(job, span, of, which) : boxes.cached_box(job, span, layout, pages);
+        const Box box = span.fresh ? boxes.uncached_box(job, span, parts, of, which) : boxes.cached_box(job, span, layout, pages);
         if (keys)
           copy_keys(box, job.item.kv_head, ring);
         else

@@ -2,7 +2,7 @@
 // The two products of a tile of prefill, by wgmma:
 //
 //     S [64 x keys] = Q [64 x d] K^T        both from shared memory
-//     O [64 x d]   += P [64 x keys] V       P from registers: a thread's scores are its weights
+//     O [64 x dv]  += P [64 x keys] V       P from registers: a thread's scores are its weights
 #pragma once
 
 #include "backend/cuda/sm90/packed_layout.h"
@@ -22,6 +22,7 @@ struct Products {
   using Weights = typename Softmax<T, Memory>::Weights;
   using Query = typename Memory::Query;
   using Tile = typename Memory::Tile;
+  using ValueTile = typename Memory::ValueTile;
   using Ring = typename Memory::TileRings;
   static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRowBytes = Memory::kRowBytes, kKeys = Memory::kKeys;
   static constexpr bool kCodes = Memory::kCodes, kBeside = Memory::kBeside;
@@ -91,7 +92,7 @@ struct Products {
   }
   /// `half`: of the tile's first half alone. kWhole: `half` is never true.
   template <typename Element, bool kWhole = false>
-  __device__ void start_values(State& state, const Weights& p, const Tile& v, bool half, bool packed) const {
+  __device__ void start_values(State& state, const Weights& p, const ValueTile& v, bool half, bool packed) const {
     const ValueLayout layout(block.a.page_size);
     hopper::wgmma_begin();
     if (kPackedValues && packed)

@@ -23,7 +23,8 @@ struct Place {
   int token, head;
 };
 
-/// A block of a pair, and its score rows of a tile: [rank * block_rows(), (rank + 1) * block_rows()).
+/// A block of a pair, and its score rows of a tile: [rank * block_rows(), (rank + 1) * block_rows()), or all rows and the output's
+/// dims from first_out_dim() on, where Memory::kSplitsValues.
 template <typename Memory>
 struct Block {
   const HopperArgs& args;
@@ -32,9 +33,17 @@ struct Block {
   const int rank;  ///< in its pair
   const gpu::AttendArgs& a = args.common;
 
-  __device__ int block_rows() const { return a.work.tile_rows / kPair; }
+  __device__ int block_rows() const { return Memory::kSplitsValues ? a.work.tile_rows : a.work.tile_rows / kPair; }
+  /// The block's rows are the tile's from place_of_rows() * block_rows() on.
+  __device__ int place_of_rows() const { return Memory::kSplitsValues ? 0 : rank; }
+  __device__ int first_out_dim() const { return Memory::kSplitsValues ? rank * Memory::kOutDim : 0; }
+  /// `yes`, but in one block alone of those with the same rows: it counts rows and writes what all of their dims have in common.
+  __device__ bool in_one_block(bool yes) const {
+    if constexpr (!Memory::kSplitsValues) return yes;
+    return yes && rank == 0;
+  }
   __device__ Rows rows_of(const gpu::WorkSlice& slice) const {
-    const int block = slice.row_begin + rank * block_rows(), first = block + 64 * Lane::group();
+    const int block = slice.row_begin + place_of_rows() * block_rows(), first = block + 64 * Lane::group();
     return {first, min(min(first + 64, block + block_rows()), slice.row_end)};
   }
 

@@ -7,19 +7,18 @@
 
 namespace quire::cuda::sm90::prefill {
 
-template <typename T, int kDim, CacheKind kCache>
+template <typename T, typename Memory>
 cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  using Block = Memory<kDim, kCache>;
-  return launch_dependent(attend_prefill<T, kDim, kCache>, {blocks, Block::kThreads, sizeof(typename Block::Shared), kPair},
-                          stream, args, maps);
+  return launch_dependent(attend_prefill<T, Memory>, {blocks, Memory::kThreads, sizeof(typename Memory::Shared), kPair}, stream,
+                          args, maps);
 }
 
 template <typename T, CacheKind kCache>
 cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
   switch (args.common.head_dim) {
-    case 64: return start_prefill<T, 64, kCache>(args, maps, blocks, stream);
-    case 128: return start_prefill<T, 128, kCache>(args, maps, blocks, stream);
-    case 256: return start_prefill<T, 256, kCache>(args, maps, blocks, stream);
+    case 64: return start_prefill<T, Memory<64, kCache>>(args, maps, blocks, stream);
+    case 128: return start_prefill<T, Memory<128, kCache>>(args, maps, blocks, stream);
+    case 256: return start_prefill<T, Memory<256, kCache>>(args, maps, blocks, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -24,7 +24,7 @@ template <typename T, typename Memory>
 struct Softmax {
   /// Type of weights and cached values in the second product. Codes become f16 whatever the query is, and so do their weights.
   using Weight = std::conditional_t<Memory::kCodes, tile::F16, T>;
-  static constexpr int kDim = Memory::kDim, kKeys = Memory::kKeys;
+  static constexpr int kOutDim = Memory::kOutDim, kKeys = Memory::kKeys;
   static constexpr float kShift = is_f16<Weight> ? 7.0f : 0.0f, kSlack = 8.0f, kMostSum = 32768.0f;
 
   /// Maximum and sum of this thread's two rows.
@@ -33,7 +33,7 @@ struct Softmax {
     float sum[2] = {};                      ///< over this thread's columns
   };
   struct State : Totals {
-    float out[kDim / 2] = {};  ///< columns are dims: index 4 i + 2 h + e
+    float out[kOutDim / 2] = {};  ///< columns are dims: index 4 i + 2 h + e
   };
   /// Some functions take scores of the tile's first keys alone, kCount of a thread's.
   using Scores = float[kKeys / 2];           ///< index 4 i + 2 h + e
@@ -154,7 +154,7 @@ struct Softmax {
 
   __device__ static void rescale_out(State& state, const float (&rescale)[2]) {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) state.out[i] *= rescale[i / 2 % 2];
+    for (int i = 0; i < kOutDim / 2; ++i) state.out[i] *= rescale[i / 2 % 2];
   }
 };
 

@@ -169,7 +169,7 @@ struct Transform {
   __device__ void copy_uncached(const Job& job, std::uint32_t& converted) const {
     for (int n = job.order.first_fresh; n < job.tiles(); ++n, ++converted) {
       const Ring ring = tile_ring(converted);
-      const Box box = boxes.uncached_box(job, key_tile<kKeys>(job, n), kWarps, warp());
+      const Box box = boxes.uncached_box(job, key_tile<kKeys>(job, n), Memory::kHalves, kWarps, warp());
       copy_uncached_tile(block.shared.k[ring.stage], block.maps.key, block.shared.k_free[ring.stage],
                          block.shared.k_full[ring.stage], ring, box, job.item.kv_head);
       copy_uncached_tile(block.shared.v[ring.stage], block.maps.value, block.shared.v_free[ring.stage],

@@ -9,9 +9,9 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename Memory>
 struct UnseenValues {
-  using Tile = typename Memory::Tile;
+  using Tile = typename Memory::ValueTile;
   using ValueLayout = PackedValues<Memory::kDim, 2>;
-  static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves, kRowBytes = Memory::kRowBytes;
+  static constexpr int kDim = Memory::kDim, kHalves = Memory::kOutHalves, kRowBytes = Memory::kRowBytes;
   static constexpr bool kPackedValues = Memory::kPacked;
 
   const Block<Memory> block;
