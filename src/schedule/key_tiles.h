@@ -66,4 +66,50 @@ QUIRE_HD KeyTileSpan<Int> key_tile(const KeyTiles<Int>& tiles, const KeyTileOrde
   return {(last - (n - order.first_cached)) * tile_keys, keys.key_begin, tiles.cached_end, false};
 }
 
+/// Tiles [begin, end) of a place that no row sees: they lie in the gap of a mask with regions (semantics/mask.h). Counted from
+/// the place's origin, which is position 0 for the cache and the first of the fresh keys for these.
+template <class Int>
+struct TileGap {
+  Int begin = 0, end = 0;
+  QUIRE_HD Int count() const { return end - begin; }
+};
+template <class Int>
+struct TileGaps {
+  TileGap<Int> cached, fresh;
+};
+
+/// Whole tiles between keys [gap_begin, gap_end) of a place with keys [first, last).
+template <class Int>
+QUIRE_HD TileGap<Int> tiles_in_gap(Int origin, Int first, Int last, Int gap_begin, Int gap_end, Int tile_keys) {
+  const Int lowest = (first - origin) / tile_keys, highest = (last - 1 - origin) / tile_keys + 1;
+  TileGap<Int> gap;
+  gap.begin = gap_begin <= first ? lowest : (gap_begin - origin - 1) / tile_keys + 1;
+  gap.end = gap_end >= last ? highest : gap_end <= origin ? 0 : (gap_end - origin) / tile_keys;
+  if (last <= first || gap.end <= gap.begin) gap.begin = gap.end = lowest;
+  return gap;
+}
+
+/// Takes the tiles in the gap away from those that find_key_tiles() found.
+template <class Keys, class Int>
+QUIRE_HD void skip_gap(const Keys& keys, Int gap_begin, Int gap_end, Int tile_keys, KeyTiles<Int>& tiles, TileGaps<Int>& gaps) {
+  gaps.cached = tiles_in_gap<Int>(0, keys.key_begin, tiles.cached_end, gap_begin, gap_end, tile_keys);
+  gaps.fresh = tiles_in_gap<Int>(tiles.fresh_begin, tiles.fresh_begin, keys.key_end, gap_begin, gap_end, tile_keys);
+  tiles.cached_tiles -= gaps.cached.count();
+  tiles.fresh_tiles -= gaps.fresh.count();
+}
+
+/// Tile n of tiles.count() where tiles in gaps are skipped.
+template <class Int, class Keys>
+QUIRE_HD KeyTileSpan<Int> key_tile(const KeyTiles<Int>& tiles, const KeyTileOrder<Int>& order, const TileGaps<Int>& gaps,
+                                   const Keys& keys, Int tile_keys, Int n) {
+  if (order.is_fresh(tiles, n)) {
+    Int at = order.first_fresh + tiles.fresh_tiles - 1 - n;
+    if (at >= gaps.fresh.begin) at += gaps.fresh.count();
+    return {tiles.fresh_begin + at * tile_keys, tiles.fresh_begin, keys.key_end, true};
+  }
+  Int at = (tiles.cached_end - 1) / tile_keys - (n - order.first_cached);
+  if (at < gaps.cached.end) at -= gaps.cached.count();
+  return {at * tile_keys, keys.key_begin, tiles.cached_end, false};
+}
+
 }  // namespace quire::schedule

@@ -17,7 +17,8 @@
 namespace quire::plan_detail {
 namespace {
 
-/// Every row sees every key, whatever its position: prefill takes such requests, but from packed 8-bit caches at head_dim 256.
+/// Every row sees every key, whatever its position: prefill takes such requests from caches of all kinds, but from packed 8-bit
+/// caches at head_dim 256.
 bool sees_all_keys(const Problem& p) {
   if (p.layout == CacheLayout::packed && is_fp8(p.kv_dtype) && p.head_dim == 256) return false;
   return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi && !p.has_shapes();
@@ -44,6 +45,9 @@ void refuse_dims(const Problem& problem, Reasons& reasons) {
 /// boxes are of 8 tokens.
 std::int64_t tokens_of_box(const Problem& p) { return p.layout == CacheLayout::packed || has_wide_dims(p) ? 16 : 8; }
 
+/// Prefill has instances for masks of every kind over 16-bit caches of rows, and serves all rows of such calls.
+bool has_masked_instance(const Problem& p) { return is_16_bit(p.kv_dtype) && p.layout != CacheLayout::packed; }
+
 /// Problems that src/backend/cuda/sm90/ reads by tensor copies.
 Reasons sm90_refuses(const Problem& problem, const Device& device) {
   Reasons reasons;
@@ -62,7 +66,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
   refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
-  if (!sees_all_keys(problem)) refuse_other_masks(problem, reasons);
+  if (!has_masked_instance(problem) && !sees_all_keys(problem)) refuse_other_masks(problem, reasons);
   return reasons;
 }
 
@@ -102,12 +106,12 @@ bool may_be_decode_alone(const Plan& plan, std::int64_t rows) {
 DeviceList stream_k_decode(const Plan& plan);
 
 /// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit the kernel: Stream-K for cluster decode;
-/// for the others, which read by tensor copies, cuda_mma's tiles, or cuda_generic's for types that cuda_mma has no instance for,
-/// and for rows that see later keys.
+/// for the others, which read by tensor copies, cuda_mma's tiles, or cuda_generic's for types and masks that cuda_mma has no
+/// instance for.
 DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
   if (list.role == Role::decode_cluster) return stream_k_decode(plan);
   DeviceList other = list;
-  if (!has_mma_instance(plan.problem) || !plan.problem.causal) {
+  if (!has_mma_instance(plan.problem) || !plan.problem.is_causal_at_end()) {
     other.kernel = rows::cuda_generic;
     other.role = Role::rows;
     other.tile_rows = std::min(list.tile_rows, kGeneric.tile_rows);
@@ -239,11 +243,12 @@ DeviceList prefill_tiles(const Plan& plan) {
   return prefill;
 }
 
-/// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where a group is no decode's, or rows see
-/// later keys.
+/// Decode rows (a longer request breaks the call), and the rest; all rows are the rest where decode has no tiles for a group or a
+/// head_dim, and under masks.
 std::vector<DeviceList> sm90_lists(const Plan& plan) {
   DeviceList decode = decode_tiles(plan);
-  const bool has_decode = plan.problem.group() <= decode.max_rows && plan.problem.causal && !has_wide_dims(plan.problem);
+  const bool has_decode =
+      plan.problem.group() <= decode.max_rows && plan.problem.is_causal_at_end() && !has_wide_dims(plan.problem);
   if (has_decode && most_rows(plan) <= decode.max_rows) {
     decode = stream_k_decode(plan);
     return {decode.role == Role::decode && suits_clusters(plan) ? cluster_decode(decode, plan) : decode};
@@ -331,12 +336,13 @@ constexpr GpuTraits kSm90Traits = {
 }  // namespace
 
 constinit const KernelRow rows::cuda_sm90 = {
-    .info = {"cuda_sm90", Backend::cuda, 0u,
-             "q=f16 or bf16 with kv=q, fp8_e4m3fn or fp8_e5m2, or q=kv=fp8_e4m3fn, out=f16, bf16 or fp8_e4m3fn, d=64, 128, 256, "
-             "or kv=q with d=512 or d=192 and dv=128, group up to 128, page=multiple of 8 (packed, d=192, d=512: 16), causal=0 "
-             "where all keys are seen; sm90",
-             "Hopper's TMA and wgmma. Decode: each thread block gets the same number of keys. Prefill: two blocks share each K/V "
-             "tile; weights are rounded to 16 bits, as in FlashAttention. 8-bit queries become f16"},
+    .info =
+        {"cuda_sm90", Backend::cuda, 0u,
+         "q=f16 or bf16 with kv=q, fp8_e4m3fn or fp8_e5m2, or q=kv=fp8_e4m3fn, out=f16, bf16 or fp8_e4m3fn, d=64, 128, 256, "
+         "or kv=q with d=512 or d=192 and dv=128, group up to 128, page=multiple of 8 (packed, d=192, d=512: 16), masks of every "
+         "kind with kv=q, nhd or hnd, causal=0 where all keys are seen; sm90",
+         "Hopper's TMA and wgmma. Decode: each thread block gets the same number of keys. Prefill: two blocks share each K/V "
+         "tile; weights are rounded to 16 bits, as in FlashAttention. 8-bit queries become f16"},
     .refuses = sm90_refuses,
     .why_first = "it is made for Hopper (copies by TMA, products by wgmma)",
     .gpu = &kSm90Traits};

@@ -8,6 +8,7 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename Memory>
 struct TileBoxes {
+  using Job = typename Memory::Job;
   static constexpr int kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
 
   const Block<Memory> block;
@@ -28,14 +29,20 @@ struct TileBoxes {
     int of, which;
   };
 
-  /// Boxes that hold no key of the span are not copied.
-  __device__ static Box box_of(const KeyTileSpan& span, const Layout& layout) {
+  __device__ static bool is_in_gap(const Job& job, int begin, int end) {
+    if constexpr (Memory::kMasks) return job.is_in_gap(begin, end);
+    return false;
+  }
+
+  /// Boxes that hold no key of the span, or only keys in a gap, are not copied.
+  __device__ static Box box_of(const Job& job, const KeyTileSpan& span, const Layout& layout) {
     const int lane = threadIdx.x % 32;
     Box box;
     box.fresh = span.fresh;
     box.row = lane / layout.parts * layout.tokens, box.part = lane % layout.parts;
     const int position = span.first + box.row;
-    const bool needed = box.row < kKeys && position < span.end && position + layout.tokens > span.begin;
+    const bool needed = box.row < kKeys && position < span.end && position + layout.tokens > span.begin &&
+                        !is_in_gap(job, position, position + layout.tokens);
     box.bytes = __popc(__ballot_sync(~0u, needed)) * layout.tokens * layout.row_bytes;
     box.mine = needed && lane % layout.of == layout.which;
     box.token = position, box.page = 0;
@@ -43,7 +50,7 @@ struct TileBoxes {
   }
 
   __device__ static Box uncached_box(const Job& job, const KeyTileSpan& span, int parts, int of, int which) {
-    Box box = box_of(span, {kFreshTokens, parts, kRowBytes, of, which});
+    Box box = box_of(job, span, {kFreshTokens, parts, kRowBytes, of, which});
     box.token += job.item.lengths.first_token - job.item.lengths.context_len;
     return box;
   }
@@ -62,10 +69,11 @@ struct TileBoxes {
 
   /// Tiles from the last to the first. Boxes are 8, 16, 32 or 64 tokens.
   __device__ Box cached_box(const Job& job, const KeyTileSpan& span, const Layout& layout, PageIds& pages) const {
-    Box box = box_of(span, layout);
+    Box box = box_of(job, span, layout);
     const int shift = 31 - __clz(layout.tokens), group = span.first >> shift >> 5;
     if (group != pages.group) {
-      pages.ids = pages.group < 0 ? look_up(job, group) : pages.below;
+      const bool is_known = Memory::kMasks ? pages.group == group + 1 : pages.group >= 0;  // masks leave gaps
+      pages.ids = is_known ? pages.below : look_up(job, group);
       pages.below = group > 0 ? look_up(job, group - 1) : -1;
       pages.group = group;
     }

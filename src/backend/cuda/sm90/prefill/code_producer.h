@@ -11,6 +11,7 @@ namespace quire::cuda::sm90::prefill {
 /// One warp draws items and copies queries, one copies codes of keys, and one those of values; or one does all of it.
 template <typename Memory>
 struct CodeProducer {
+  using Job = typename Memory::Job;
   using Boxes = TileBoxes<Memory>;
   using Box = typename Boxes::Box;
   using JobRing = typename Memory::JobRing;

@@ -17,6 +17,7 @@ struct Consumer {
   using Weights = typename Online::Weights;
   using Product = Products<T, Memory>;
   using Query = typename Memory::Query;
+  using Job = typename Memory::Job;
   using JobRing = typename Memory::JobRing;
   static constexpr int kDim = Memory::kDim, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
   static constexpr bool kCodes = Memory::kCodes;
@@ -85,9 +86,7 @@ struct Consumer {
   /// True if no row of the warpgroup sees more than the first half of the job's first tile.
   __device__ bool sees_half(const Job& job, const Rows& rows) const {
     const KeyTileSpan span = key_tile<kKeys>(job, 0);
-    const int last = block.position_of(job, rows.end - 1 - job.item.slice.row_begin);
-    const int seen_end = semantics::visible_range<std::int32_t>(last, block.a.window).end;
-    return min(span.end, seen_end) - span.first <= kKeys / 2;
+    return min(span.end, mainloop.scores.seen_end(job, rows.end - 1 - job.item.slice.row_begin)) - span.first <= kKeys / 2;
   }
 
   /// Each job is begun before the one before it is closed, in the slot `open`.

@@ -19,6 +19,7 @@ template <typename T, typename Memory>
 struct Epilogue {
   using Online = Softmax<T, Memory>;
   using State = typename Online::State;
+  using Job = typename Memory::Job;
   using Query = typename Memory::Query;
   static constexpr int kOutDim = Memory::kOutDim, kHalves = Memory::kOutHalves, kRowBytes = Memory::kRowBytes;
 
@@ -87,7 +88,8 @@ struct Epilogue {
       factor[h] = 0.0f;
       if (row < w.end)
         factor[h] =
-            tile::finish_row<kOutput>(block.a, job.item, row, natural_state(state, h), block.in_one_block(threadIdx.x % 4 == 0)).factor *
+            tile::finish_row<kOutput>(block.a, job.item, row, natural_state(state, h), block.in_one_block(threadIdx.x % 4 == 0))
+                .factor *
             scale;
     }
   }

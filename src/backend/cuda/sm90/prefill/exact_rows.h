@@ -18,8 +18,8 @@ struct ExactRow {
   float acc[kOutDim / 32];
 };
 
-/// A row's state as it is stored beside partial sums, and what the sums are multiplied by. kSplit: blocks that have different dims
-/// of a row may compute it in different ways, with other maxima. Each divides by its own sum, and the state is the row's
+/// A row's state as it is stored beside partial sums, and what the sums are multiplied by. kSplit: blocks that have different
+/// dims of a row may compute it in different ways, with other maxima. Each divides by its own sum, and the state is the row's
 /// log-sum-exp, so that sums of one block fit the state of the other.
 struct Partial {
   semantics::SoftmaxState state;
@@ -94,6 +94,40 @@ __device__ inline void load_query_row(float (&to)[kDim / 32], const gpu::AttendA
     load_pairs<T, kDim>(to, a.query.data, row);
 }
 
+/// Keys of the item that one score row sees.
+template <bool kMasks>
+struct ExactKeys {
+  int begin, end, position;  ///< position: of the row
+
+  __device__ ExactKeys(const gpu::AttendArgs& a, const tile::Item& item, int row)
+      : position(a.has_masks ? item.lengths.seq_len() - 1 : item.lengths.context_len + row / a.group) {
+    const semantics::KeyRange seen = semantics::visible_range(position, a.window);
+    begin = max(static_cast<int>(seen.begin), item.slice.key_begin);
+    end = min(static_cast<int>(seen.end), item.slice.key_end);
+  }
+  __device__ static bool sees(int) { return true; }
+};
+template <>
+struct ExactKeys<true> {
+  const gpu::AttendArgs& a;
+  const gpu::Sight sight;
+  const RowKeys keys;
+  const int token, begin, end, position;
+
+  __device__ ExactKeys(const gpu::AttendArgs& args, const tile::Item& item, int row)
+      : a(args),
+        sight(gpu::sight_of(a, item.slice.req, item.lengths)),
+        keys(keys_of_row(sight, row / a.group)),
+        token(item.lengths.first_token + row / a.group),
+        begin(item.slice.key_begin),
+        end(item.slice.key_end),
+        position(keys.position) {}
+  __device__ bool sees(int key) const {
+    if (key >= sight.mask.tree_begin) return sees_in_tree(a, token, key - static_cast<int>(sight.mask.tree_begin));
+    return key < keys.prefix_end || (key >= keys.begin && key < keys.end);
+  }
+};
+
 /// Score row `row` of the item against its keys.
 template <typename T, typename Memory>
 __device__ inline ExactRow<Memory::kOutDim> exact_row(const Block<Memory>& block, const tile::Item& item, int row) {
@@ -101,10 +135,7 @@ __device__ inline ExactRow<Memory::kOutDim> exact_row(const Block<Memory>& block
   constexpr bool kCodes = Memory::kCodes, kPacked = Memory::kPacked;
   const gpu::AttendArgs& a = block.a;
   const int head = item.kv_head * a.group + row % a.group;
-  const int q_pos = a.has_masks ? item.lengths.seq_len() - 1 : item.lengths.context_len + row / a.group;
-  const semantics::KeyRange seen = semantics::visible_range(q_pos, a.window);
-  const int begin = max(static_cast<int>(seen.begin), item.slice.key_begin);
-  const int end = min(static_cast<int>(seen.end), item.slice.key_end);
+  const ExactKeys<Memory::kMasks> keys(a, item, row);
   const float slope = a.alibi_slopes.at(head, 0.0f);
   float query[kDim / 32], k[kDim / 32], v[kOutDim / 32];
   load_query_row<T, kDim, kCodes>(query, a, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
@@ -113,7 +144,8 @@ __device__ inline ExactRow<Memory::kOutDim> exact_row(const Block<Memory>& block
   ExactRow<kOutDim> out{};
   float max2 = -INFINITY;
 #pragma unroll 1
-  for (int position = begin; position < end; ++position) {
+  for (int position = keys.begin; position < keys.end; ++position) {
+    if (!keys.sees(position)) continue;
     load_key_row<T, kDim, kCodes, kPacked>(k, a, item, a.cache_k, a.key, position, 0);
     load_key_row<T, kOutDim, kCodes, kPacked>(v, a, item, a.cache_v, a.value, position, block.first_out_dim());
     const bool cached = position < item.lengths.cached_len;
@@ -123,8 +155,8 @@ __device__ inline ExactRow<Memory::kOutDim> exact_row(const Block<Memory>& block
     for (int i = 0; i < kDim / 32; ++i) dot = fmaf(query[i], k[i], dot);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-    const float score =
-        tile::kLog2e * semantics::score<tile::ShortTanh>(dot * k_scale, a.score, slope, static_cast<float>(position - q_pos));
+    const float score = tile::kLog2e * semantics::score<tile::ShortTanh>(dot * k_scale, a.score, slope,
+                                                                         static_cast<float>(position - keys.position));
     const float top = fmaxf(max2, score), rescale = semantics::weight_in<ptx::Exp2>(max2, top);
     const float weight = semantics::weight_in<ptx::Exp2>(score, top);
     out.state.sum = out.state.sum * rescale + weight;
@@ -156,8 +188,7 @@ __device__ inline void store_exact_row(const Block<Memory>& block, const tile::I
   }
   const tile::OutputRow to = tile::finish_row(a, item, row, result.state, block.in_one_block(lane == 0));
 #pragma unroll
-  for (int i = 0; i < kOutDim / 64; ++i)
-    tile::store_pair<T>(a, to, i * 64 + first_dim, result.acc[2 * i], result.acc[2 * i + 1]);
+  for (int i = 0; i < kOutDim / 64; ++i) tile::store_pair<T>(a, to, i * 64 + first_dim, result.acc[2 * i], result.acc[2 * i + 1]);
 }
 
 }  // namespace quire::cuda::sm90::prefill

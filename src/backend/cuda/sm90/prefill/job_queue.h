@@ -9,6 +9,7 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename Memory>
 struct JobQueue {
+  using Job = typename Memory::Job;
   using JobRing = typename Memory::JobRing;
   static constexpr int kHalves = Memory::kHalves, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
   static constexpr int kConsumerThreads = Memory::kConsumerThreads;
@@ -63,7 +64,7 @@ struct JobQueue {
     hopper::wait(&block.shared.job_free[jobs.stage], jobs.parity ^ 1);
     const int index = draw(jobs);
     if (index < block.shared.num_items) {
-      job = job_at<kKeys>(block.a, index, Memory::kCodes);
+      find_job<Job, kKeys>(block.a, index, Memory::kCodes, job);
       hopper::arrive(&block.shared.job_known[jobs.stage]);
       if constexpr (Memory::kQueries == Memory::kJobs) copy_query(job, jobs);
     } else {

@@ -6,8 +6,8 @@
 // other computes exponentials. A job is begun beside the last product of the job before.
 #pragma once
 
+#include "backend/cuda/sm90/prefill/masked_scores.h"
 #include "backend/cuda/sm90/prefill/products.h"
-#include "backend/cuda/sm90/prefill/scores.h"
 #include "backend/cuda/sm90/prefill/softmax.h"
 #include "backend/cuda/sm90/prefill/unseen_values.h"
 
@@ -29,6 +29,7 @@ struct Mainloop {
   using Weights = typename Online::Weights;
   using Weight = typename Online::Weight;
   using Product = Products<T, Memory>;
+  using Job = typename Memory::Job;
   using Query = typename Memory::Query;
   using ValueTile = typename Memory::ValueTile;
   using Rings = typename Memory::TileRings;
@@ -38,7 +39,7 @@ struct Mainloop {
   const Block<Memory> block;
 
   const Product product{block};
-  const Scoring<Memory> scores{block};
+  const std::conditional_t<Memory::kMasks, MaskedScoring<Memory>, Scoring<Memory>> scores{block};
 
   /// Frees a tile in both blocks of the pair, because both copy into its memory; codes are converted by each block for itself.
   /// kOwn: only this block copies into it.
@@ -56,7 +57,7 @@ struct Mainloop {
                                     int n) const {
     ValueTile& v = block.shared.v[ring.v.stage];
     hopper::wait(&block.shared.v_full[ring.v.stage], ring.v.parity);
-    if (!unmasked) UnseenValues<Memory>{block}.clear(v, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
+    if (!unmasked) UnseenValues<Memory>{block}.clear(v, job, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
     product.template start_values<Element, kForm != Product::kAny>(state, p, v, half,
                                                                    Product::template is_packed<kForm>(job, unmasked, n));
   }
@@ -80,7 +81,7 @@ struct Mainloop {
     if (!unmasked) {
       const KeyTileSpan span = key_tile<kKeys>(job, n);
       if (kPlain && span.fresh) factor = block.a.score.scale * tile::kLog2e;
-      scores.template finish_scores<kPlain>(s, w, job.item, span, span.fresh ? 1.0f : job.k_scale);
+      scores.template finish_scores<kPlain>(s, w, job, span, span.fresh ? 1.0f : job.k_scale);
 #pragma unroll
       for (int h = 0; h < 2; ++h) first_only[h] = kPlain && scores.sees_all(w, span, h);
     }

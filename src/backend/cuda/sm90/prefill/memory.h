@@ -4,7 +4,7 @@
 
 #include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/instance.h"
-#include "backend/cuda/sm90/prefill/scheduler.h"
+#include "backend/cuda/sm90/prefill/masks.h"
 #include "backend/cuda/tile/element.h"
 
 namespace quire::cuda::sm90::prefill {
@@ -24,10 +24,13 @@ enum class CacheKind { rows, codes, packed, packed_codes };
 constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
 constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
 
-/// kDim_: head_dim of Q and K; kValueDim_: of V and the output. fp8 codes are copied into stages of their own, from which the
-/// transform warps make tiles of 16 bits.
-template <int kDim_, CacheKind kCache, int kValueDim_ = kDim_>
+/// kDim_: head_dim of Q and K; kValueDim_: of V and the output. kMasks_: rows see what masks of any kind leave to them, not
+/// causal rows at the end of their keys. fp8 codes are copied into stages of their own, from which the transform warps make tiles
+/// of 16 bits.
+template <int kDim_, CacheKind kCache, int kValueDim_ = kDim_, bool kMasks_ = false>
 struct Memory {
+  static constexpr bool kMasks = kMasks_;
+  using Job = std::conditional_t<kMasks, MaskedJob, prefill::Job>;
   static constexpr int kDim = kDim_, kHalves = kDim / 64, kValueDim = kValueDim_;
   /// The blocks of a pair have the same score rows, and half of the output's dims each: registers hold no more.
   static constexpr bool kSplitsValues = kValueDim > kMostOutDims;
@@ -68,7 +71,7 @@ struct Memory {
   struct Query {
     unsigned char halves[kHalves][kRows * kRowBytes];  ///< at the end of an item: its output
   };
-  static_assert(kOutDim <= kDim && (kOutDim == kDim || kCache == CacheKind::rows));
+  static_assert(kOutDim <= kDim && ((kOutDim == kDim && !kMasks) || kCache == CacheKind::rows));
   struct CodeTile {
     unsigned char boxes[kBoxes][kKeys * kBoxDims];
   };
@@ -85,7 +88,8 @@ struct Memory {
     ValueTile v[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeStages, Nothing> codes;
     Job jobs[kJobs];
-    hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];  ///< full: its query is there, too
+    [[no_unique_address]] std::conditional_t<kMasks, RowKeys[kRows], Nothing> row_keys;  ///< of the job at hand
+    hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];                  ///< full: its query is there, too
     hopper::Barrier k_full[kStages], k_free[kStages], v_full[kStages], v_free[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeBarriers, Nothing> code_barriers;
     hopper::Barrier draw_next;          ///< where items are drawn apart: the one at hand has few tiles left to copy

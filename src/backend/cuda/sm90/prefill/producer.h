@@ -15,10 +15,11 @@ template <typename Memory>
 struct Producer {
   using Boxes = TileBoxes<Memory>;
   using Box = typename Boxes::Box;
+  using Job = typename Memory::Job;
   using Ring = typename Memory::Ring;
   static constexpr int kDim = Memory::kDim, kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
   static constexpr int kKeyWarps = 2, kDrawingWarp = 3;
-  static constexpr int kDrawAhead = 3;                                      ///< tiles
+  static constexpr int kDrawAhead = 3;                                    ///< tiles
   static constexpr int kValueShares = Memory::kSplitsValues ? 1 : kPair;  ///< blocks that share the boxes of a tile of values
 
   const Block<Memory> block;

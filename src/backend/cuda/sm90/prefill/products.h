@@ -20,6 +20,7 @@ template <typename T, typename Memory>
 struct Products {
   using State = typename Softmax<T, Memory>::State;
   using Weights = typename Softmax<T, Memory>::Weights;
+  using Job = typename Memory::Job;
   using Query = typename Memory::Query;
   using Tile = typename Memory::Tile;
   using ValueTile = typename Memory::ValueTile;

@@ -23,10 +23,12 @@ struct Place {
   int token, head;
 };
 
-/// A block of a pair, and its score rows of a tile: [rank * block_rows(), (rank + 1) * block_rows()), or all rows and the output's
-/// dims from first_out_dim() on, where Memory::kSplitsValues.
+/// A block of a pair, and its score rows of a tile: [rank * block_rows(), (rank + 1) * block_rows()), or all rows and the
+/// output's dims from first_out_dim() on, where Memory::kSplitsValues.
 template <typename Memory>
 struct Block {
+  using Job = typename Memory::Job;
+
   const HopperArgs& args;
   const PrefillMaps& maps;
   typename Memory::Shared& shared;
@@ -53,6 +55,7 @@ struct Block {
   /// Position of that query row, counted from the request's first key. Kernels of packed codes at head_dim 256 have no register
   /// for least_position: cuda_sm90.cpp gives them no such requests.
   __device__ int position_of(const Job& job, int row) const {
+    if constexpr (Memory::kMasks) return static_cast<int>(job.sight.first) + query_row(job, row);
     const int position = job.item.lengths.context_len + query_row(job, row);
     if constexpr (Memory::kPacked && Memory::kCodes && Memory::kDim == 256) return position;
     return max(position, job.least_position);

@@ -15,6 +15,7 @@ inline constexpr int kNoMoreJobs = -1;  ///< as cached_tiles
 
 /// Written by one thread, read by all.
 struct Job {
+  static constexpr bool kMasks = false;
   tile::Item item;
   schedule::KeyTiles<int> keys;
   /// Least position of a row: the last key's where every row sees every key, the one mask that prefill takes (cuda_sm90.cpp).
@@ -32,16 +33,17 @@ struct Job {
   __device__ bool is_fresh(int n) const { return order.is_fresh(keys, n); }
 };
 
-/// `apart`: cached and fresh keys differ by type.
-template <int kKeys>
-__device__ inline Job job_at(const gpu::AttendArgs& a, int index, bool apart) {
-  Job job;
+/// The job of item `index`. AnyJob: Job or MaskedJob (masks.h). `apart`: cached and fresh keys differ by type.
+template <typename AnyJob, int kKeys>
+__device__ inline void find_job(const gpu::AttendArgs& a, int index, bool apart, AnyJob& job) {
   job.item = tile::item_at(a, index);
+  if constexpr (AnyJob::kMasks) job.find_sight(a, index);
   const gpu::WorkSlice& slice = job.item.slice;
   job.first_query = slice.row_begin / a.group;
   job.least_position = a.has_masks ? job.item.lengths.seq_len() - 1 : 0;
   const int cached = job.item.lengths.cached_len;
   schedule::find_key_tiles(slice, cached, kKeys, job.keys);
+  if constexpr (AnyJob::kMasks) job.skip_gap(kKeys);
   const bool cached_first = apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
   schedule::find_order(job.keys, cached_first, job.order);
   job.k_scale = a.k_scale.at(job.item.kv_head, 1.0f) * a.q_scale.at(job.item.kv_head, 1.0f);
@@ -50,7 +52,6 @@ __device__ inline Job job_at(const gpu::AttendArgs& a, int index, bool apart) {
   job.scaled_at = apart_tiles && job.keys.cached_tiles > 0 ? job.order.first_fresh : -1;
   job.out_scale = apart_tiles ? 1.0f : job.v_scale;
   job.plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr && a.score.scale > 0.0f && job.k_scale > 0.0f;
-  return job;
 }
 
 /// Tile `n` of the job's. Computed for each tile, as registers are scarcer than arithmetic.

@@ -21,6 +21,7 @@ struct Work {
 
 template <typename Memory>
 struct Scoring {
+  using Job = typename Memory::Job;
   static constexpr int kKeys = Memory::kKeys;
 
   const Block<Memory> block;
@@ -47,16 +48,17 @@ struct Scoring {
     return w;
   }
 
-  /// k_scale, soft cap and ALiBi.
+  /// k_scale, soft cap and ALiBi. `first`: position of the thread's first column; positions: of its rows.
   template <int kCount>
-  __device__ void cap_and_slope(float (&s)[kCount], const Work& w, const tile::Item& item, int first, float k_scale) const {
+  __device__ void cap_and_slope(float (&s)[kCount], const Work& w, const tile::Item& item, int first, const int (&positions)[2],
+                                float k_scale) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = w.first + Lane::row_in_group() + 8 * h;
       const float slope = block.a.alibi_slopes.at(item.kv_head * block.a.group + row % block.a.group, 0.0f);
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
-        const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - w.position(h));
+        const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - positions[h]);
         float& x = s[i / 2 * 4 + 2 * h + i % 2];
         x = tile::kLog2e * semantics::score<tile::ShortTanh>(x * k_scale, block.a.score, slope, distance);
       }
@@ -71,10 +73,9 @@ struct Scoring {
 
   /// Dot products to logits in base 2 where that takes more than one product; -inf for keys that a row does not see.
   template <bool kPlain, int kCount>
-  __device__ void finish_scores(float (&s)[kCount], const Work& w, const tile::Item& item, const KeyTileSpan& span,
-                                float k_scale) const {
+  __device__ void finish_scores(float (&s)[kCount], const Work& w, const Job& job, const KeyTileSpan& span, float k_scale) const {
     const int first = span.first + Lane::column();
-    if constexpr (!kPlain) cap_and_slope(s, w, item, first, k_scale);
+    if constexpr (!kPlain) cap_and_slope(s, w, job.item, first, {w.position(0), w.position(1)}, k_scale);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const semantics::KeyRange seen = semantics::visible_range(w.position(h), block.a.window);
@@ -84,6 +85,11 @@ struct Scoring {
       for (int i = 0; i < kCount / 2; ++i)
         if (hidden >> i & 1) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
     }
+  }
+
+  /// End of the keys that the tile's row `row` sees.
+  __device__ int seen_end(const Job& job, int row) const {
+    return semantics::visible_range<std::int32_t>(block.position_of(job, row), block.a.window).end;
   }
 
   /// True if the thread's row `h` sees the whole tile. An unmasked tile says so for all rows; here each row is asked, because a

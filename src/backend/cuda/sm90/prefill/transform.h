@@ -20,6 +20,7 @@ struct Transform {
   using Boxes = TileBoxes<Memory>;
   using Box = typename Boxes::Box;
   using Ring = typename Memory::Ring;
+  using Job = typename Memory::Job;
   using Tile = typename Memory::Tile;
   using CodeTile = typename Memory::CodeTile;
   using CodeRing = typename Memory::CodeRing;

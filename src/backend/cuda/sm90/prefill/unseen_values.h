@@ -9,6 +9,7 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename Memory>
 struct UnseenValues {
+  using Job = typename Memory::Job;
   using Tile = typename Memory::ValueTile;
   using ValueLayout = PackedValues<Memory::kDim, 2>;
   static constexpr int kDim = Memory::kDim, kHalves = Memory::kOutHalves, kRowBytes = Memory::kRowBytes;
@@ -18,13 +19,22 @@ struct UnseenValues {
 
   /// Makes values outside the span zeros, of the first `keys` rows of V: 0 times what lay there before could be NaN. All
   /// warpgroups write the same.
-  __device__ void clear(Tile& v, const KeyTileSpan& span, int keys) const {
+  __device__ void clear(Tile& v, const Job& job, const KeyTileSpan& span, int keys) const {
     const int begin = span.begin - span.first, end = span.end - span.first;
+    if constexpr (Memory::kMasks) clear_gap(v, job.gap_begin - span.first, job.gap_end - span.first, keys);
     if (begin <= 0 && end >= keys) return;
     if (kPackedValues && !span.fresh)
       clear_packed(v, begin, end, keys);
     else
       clear_rows(v, begin, end, keys);
+    hopper::fence_shared();
+    hopper::sync_at(5 + Lane::group(), 128);
+  }
+  /// Rows that are in the tile and in a gap.
+  __device__ static void clear_gap(Tile& v, int begin, int end, int keys) {
+    if (begin >= keys || end <= 0 || begin >= end) return;
+    for (int i = max(begin, 0) * 8 + static_cast<int>(threadIdx.x) % 128; i < min(end, keys) * 8; i += 128)
+      clear_chunk(v, i / 8, i % 8);
     hopper::fence_shared();
     hopper::sync_at(5 + Lane::group(), 128);
   }
@@ -51,11 +61,13 @@ struct UnseenValues {
   __device__ static void clear_rows(Tile& v, int begin, int end, int keys) {
     for (int i = threadIdx.x % 128; i < keys * 8; i += 128) {
       const int key = i / 8;
-      if (key >= begin && key < end) continue;
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-        *reinterpret_cast<uint4*>(v.halves[half] + key * kRowBytes + i % 8 * 16) = uint4{};
+      if (key < begin || key >= end) clear_chunk(v, key, i % 8);
     }
+  }
+  /// 16 bytes of each 64 dims.
+  __device__ static void clear_chunk(Tile& v, int key, int chunk) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) *reinterpret_cast<uint4*>(v.halves[half] + key * kRowBytes + chunk * 16) = uint4{};
   }
 };
 

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Masks of every kind (semantics/mask.h) as a job of prefill has them: the request's mask, the gap that no row of the tile sees,
+// and the keys that each row sees.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/sm90/prefill/scheduler.h"
+
+namespace quire::cuda::sm90::prefill {
+
+/// A job of a call with masks.
+struct MaskedJob : Job {
+  static constexpr bool kMasks = true;
+  gpu::Sight sight;
+  int gap_begin, gap_end;  ///< keys between the regions of the tile: no row of it sees one
+  schedule::TileGaps<int> gaps;
+
+  /// The item begins at the first key that one of its rows sees, as nothing before it may be read.
+  __device__ void find_sight(const gpu::AttendArgs& a, int index) {
+    gpu::WorkSlice& slice = item.slice;
+    sight = gpu::sight_of(a, slice.req, item.lengths);
+    const int first = slice.row_begin / a.group, last = (slice.row_end - 1) / a.group;
+    const semantics::KeyRange gap = sight.mask.gap(sight.first + first);
+    gap_begin = static_cast<int>(gap.begin), gap_end = static_cast<int>(gap.end);
+    slice.key_begin = max(a.work.slices[index / a.num_kv_heads].key_begin, static_cast<int>(sight.of_rows(first, last).begin));
+  }
+  __device__ void skip_gap(int tile_keys) { schedule::skip_gap(item.slice, gap_begin, gap_end, tile_keys, keys, gaps); }
+  __device__ bool is_in_gap(int begin, int end) const { return begin >= gap_begin && end <= gap_end; }
+};
+
+/// Keys that a score row sees: [0, prefix_end), [begin, end), and those of the tree that its bits say.
+struct alignas(16) RowKeys {
+  int begin, end;
+  int prefix_end;
+  int position;  ///< of the row, counted from the request's first key
+};
+
+/// `query_row`: of the request.
+__device__ inline RowKeys keys_of_row(const gpu::Sight& sight, int query_row) {
+  const std::int64_t position = sight.first + query_row;
+  const semantics::Mask& mask = sight.mask;
+  const semantics::KeyRange middle = mask.seen(position, mask.prefix_end, mask.tree_begin);
+  const std::int64_t in_prefix = mask.prefix_end > 0 ? mask.seen(position, 0, mask.prefix_end).end : 0;
+  return {static_cast<int>(middle.begin), static_cast<int>(middle.end), static_cast<int>(in_prefix), static_cast<int>(position)};
+}
+
+/// Whether the row of token `token` sees the tree's key `key`, counted from the tree's first.
+__device__ inline bool sees_in_tree(const gpu::AttendArgs& a, int token, int key) {
+  const semantics::TreeBits bits{a.tree_bits.data + token * a.tree_bytes_of_row, a.tree_bits.stride};
+  return key < a.most_tree_keys && bits.sees(key);
+}
+
+/// Tile `n` of the job's.
+template <int kKeys>
+__device__ inline KeyTileSpan key_tile(const MaskedJob& job, int n) {
+  return schedule::key_tile(job.keys, job.order, job.gaps, job.item.slice, kKeys, n);
+}
+
+}  // namespace quire::cuda::sm90::prefill
