@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "plan/device_work.h"
 #include "quire/plan.hpp"
@@ -88,6 +91,20 @@ TEST(Predict, SlicesOfScoreRows) {
   EXPECT_EQ(one.busiest_tiles, (8 * 128 - 1) / 132 + 1);
   EXPECT_EQ(two.busiest_tiles, (16 * 128 - 1) / 132 + 1);
   EXPECT_EQ(one.read_bytes, two.read_bytes);
+}
+
+// A cluster's blocks have nothing of other requests: seven of eight have little to do here.
+TEST(Predict, BlocksOfAClusterShareOneSegment) {
+  const ListPrediction ragged = predict(plan_of(kShape + "1@2047,7x1@60")).lists.at(0);
+  EXPECT_EQ(ragged.served_by, "sm90_cluster");
+  EXPECT_EQ(ragged.units, 128);
+  EXPECT_EQ(ragged.busiest_tiles, 16) << "2048 keys on 2 blocks";
+  EXPECT_EQ(ragged.items, 8 * 8 * 2);
+  EXPECT_EQ(ragged.merges, 8 * 8);
+  const ListPrediction alone = predict(plan_of(kShape + "16x1@1023")).lists.at(0);
+  EXPECT_EQ(alone.served_by, "sm90_cluster");
+  EXPECT_EQ(alone.merges, 0) << "a block has a segment of its own";
+  EXPECT_EQ(alone.busiest_tiles, 16);
 }
 
 // batch_invariant: cut every 2048 keys, 32 tiles, and dealt out whole.
@@ -176,6 +193,38 @@ TEST(Predict, AnH100ReadsLessThanAnH200) {
     EXPECT_NEAR(h100.seconds * 1e6, line.h100_us, 0.1 * line.h100_us) << line.reqs;
     EXPECT_NEAR(h200.seconds * 1e6, line.h200_us, 0.1 * line.h200_us) << line.reqs;
   }
+}
+
+struct Measured {
+  const char* line;
+  double us;
+  const char* kernel = "";
+};
+
+/// Furthest that a prediction for an H100 is off, as a share of the measured time.
+double worst_error(std::span<const Measured> lines) {
+  double worst = 0;
+  for (const Measured& measured : lines) {
+    const Prediction p = predict(plan_of(measured.line, "h100", {.kernel = measured.kernel}));
+    EXPECT_GT(p.seconds, 0) << measured.line << ": " << p.why_not;
+    worst = std::max(worst, std::abs(p.seconds * 1e6 / measured.us - 1));
+  }
+  return worst;
+}
+
+// bench/results/h100-cluster-codes.json, after.
+TEST(Predict, ShortDecodeCallsByClusters) {
+  constexpr Measured kLines[] = {{"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x1@1023", 6.09},
+                                 {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x1@8191", 13.31},
+                                 {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=8x1@1023", 13.79},
+                                 {"q=bf16 kv=fp8_e5m2 heads=32:8 d=128 page=16 reqs=16x1@1023", 21.74},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=1x1@1023", 6.53},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=1x1@8191", 16.85},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=8x1@1023", 17.30},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=16x1@1023", 27.95}};
+  EXPECT_LT(worst_error(kLines), 0.05);
+  const Measured of_codes[] = {{"q=fp8_e4m3fn kv=fp8_e4m3fn out=bf16 heads=32:8 d=128 page=16 reqs=8x1@1023", 14.63}};
+  EXPECT_LT(worst_error(of_codes), 0.1) << "a query of codes is converted, too, which has no cost of its own";
 }
 
 TEST(Predict, SaysWhyNot) {
