@@ -38,7 +38,7 @@ PageRows page_rows(const Body& body, const Problem& problem) {
 /// Costs of a list's body on a device; null if it was not measured. Costs of tiles of other sizes do not apply.
 const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
   const Body& body = plan_detail::body_of(list);
-  const bool own_tiles = problem.head_dim == body.own_tiles_dim;
+  const bool own_tiles = body.own_tiles_dim > 0 && problem.head_dim >= body.own_tiles_dim;
   const PageRows rows = page_rows(body, problem);
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
