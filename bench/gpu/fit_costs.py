@@ -12,10 +12,9 @@ usage: fit_costs.py --quire PATH RESULT... [--only PATTERN] [--all] [--write]
 
 `quire explain --device h100 --json` (or h200) says what each line gives to its busiest unit; the constants are those with the least sum of
 squares of log(predicted / measured) over every other line of each result file (and one for each row of constants that none of those
-asks for), found by turning one of them at a time. --all fits to all lines, --only to those whose `LINE by KERNELS` a
-pattern is found in. Prints how far
-the lines are off, those that were fitted to and the others apart. timed_lines.py says what the files hold. --write puts the constants into the files; then rebuild, and look
-again: items find their unit by these costs, so a second round may differ a little.
+asks for), found by turning one of them at a time. --all fits to all lines, --only to those whose `LINE by KERNELS` a pattern is found in.
+Prints how far the lines are off, those that were fitted to and the others apart. timed_lines.py says what the files hold. --write puts the
+constants into the files; then rebuild, and look again: items find their unit by these costs, so a second round may differ a little.
 
 A body without a row is not predicted, and its lines are left out: to measure it, give it one to begin with. A row that no line asks for
 stays as it is, and so does a constant of 0: it says that the body has no such cost.
@@ -296,7 +295,10 @@ def main() -> int:
     device, bodies = read_costs(product)
     if args.table or args.page:
         text = table_text([row for path in args.results for row in predicted_lines(args.quire, product, Path(path), device["ceiling"])])
-        return compare_page(args.page, text) if args.page else print(text, end="") or 0
+        if args.page:
+            return compare_page(args.page, text)
+        print(text, end="")
+        return 0
     fitted, others = [], []
     for path in args.results:
         run = json.loads(Path(path).read_text(encoding="utf-8"))
