@@ -21,9 +21,8 @@ Json refusals_json(const std::vector<Refusal>& refusals) {
   return list;
 }
 
-/// Prediction as JSON; null for CPUs and for kernels that were not measured.
-Json prediction_json(const Plan& plan) {
-  const Prediction p = predict(plan);
+/// Null for CPUs and for what was not measured.
+Json prediction_json(const Prediction& p) {
   if (p.seconds <= 0) return nullptr;
   Json lists = Json::array();
   for (const ListPrediction& l : p.lists)
@@ -40,16 +39,15 @@ Json prediction_json(const Plan& plan) {
                      {"tile_us", l.tile_seconds * 1e6},
                      {"item_us", l.item_seconds * 1e6},
                      {"us", l.seconds * 1e6}});
-  return {{"device", p.device},
-          {"us", p.seconds * 1e6},
-          {"call_us", p.call_seconds * 1e6},
-          {"saved_us", p.saved_seconds * 1e6},
-          {"lists", lists}};
+  return {
+      {"device", p.device},     {"us", p.seconds * 1e6}, {"call_us", p.call_seconds * 1e6}, {"saved_us", p.saved_seconds * 1e6},
+      {"left_out", p.left_out}, {"lists", lists}};
 }
 
 Json plan_json(const Result<Plan>& planned) {
   if (!planned.ok()) return nullptr;
   const Plan& p = planned.value();
+  const Prediction prediction = predict(p);
   return {{"line", to_string(p)},
           {"kernel", p.kernel.name()},
           {"batch_invariant", p.batch_invariant},
@@ -64,7 +62,8 @@ Json plan_json(const Result<Plan>& planned) {
           {"workspace_bytes", workspace_bytes(p)},
           {"kv_bytes", p.kv_bytes},
           {"flops", p.flops},
-          {"prediction", prediction_json(p)}};
+          {"prediction", prediction_json(prediction)},
+          {"not_predicted", prediction.why_not}};
 }
 
 Result<std::vector<Device>> devices_asked_for(const ExplainArgs& args) {

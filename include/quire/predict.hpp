@@ -38,9 +38,11 @@ struct Prediction {
   std::vector<ListPrediction> lists;
   double saved_seconds = 0;  ///< time saved because the lists run at the same time
   double seconds = 0;        ///< call_seconds and all lists, less saved_seconds; 0 if not predicted
+  std::string left_out;      ///< options that were never timed, whose cost is not in `seconds`: "cap, alibi"
   std::string why_not;
 };
-/// Predicts from the costs in src/plan/device_costs.h and src/plan/kernels/. Only for plans that know the lengths.
+/// Predicts from the costs in src/plan/device_costs.h and src/plan/kernels/. Only for plans that know the lengths, and for caches
+/// and masks that were timed.
 Prediction predict(const Plan& plan);
 
 /// Kernel that vLLM would run for this problem on an AMD GPU (vLLM's `use_rocm_custom_paged_attention`, 2026-01), and why.

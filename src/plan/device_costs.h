@@ -5,15 +5,16 @@
 // A list of a plan takes
 //
 //     launch + first + max(bytes of K and V / (read_share * ceiling), tiles * of_tile) + items * item + merge
-//     of_tile = tile + keys * head_dim * key + rows * keys * (score + head_dim * product)
+//     of_tile = tile + keys * dim * key + rows * keys * (score + dim * product)
 //
-// with the items and tiles of the unit (a block, or a pair of blocks) that has most, and the rows and keys of one tile, as the
-// matrix units see them; merge counts if tiles come in parts. A list without rows takes its launch. If decode and prefill run at
-// the same time, (1 - beside_share) of decode's time is saved, at most the time of prefill. The costs of a kernel's bodies are in
-// the kernel's file, src/plan/kernels/. `bench/gpu/fit_costs.py` fits costs to some lines of a result file;
-// docs/kernels/predicted.md names these lines and gives the errors on the other lines.
+// with the items and tiles of the unit (a block, or a pair of blocks) that has most, the rows and keys of one tile, as the
+// matrix units see them, and the mean of the head_dims of K and V; merge counts if tiles come in parts. A list without rows takes
+// its launch. If decode and prefill run at the same time, (1 - beside_share) of decode's time is saved, at most the time of
+// prefill. The costs of a kernel's bodies are in the kernel's file, src/plan/kernels/. `bench/gpu/fit_costs.py` fits costs to
+// some lines of a result file; docs/kernels/predicted.md names these lines and gives the errors on the other lines.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "plan/work.h"
@@ -40,12 +41,19 @@ inline constexpr DeviceCosts kH100 = {"H100", "NVIDIA H100 80GB HBM3", 0, 3.13, 
 
 inline constexpr const DeviceCosts* kDeviceCosts[] = {&kH200, &kH100};
 
+/// How a body copies rows of K and V from pages, where its ways take different times.
+enum class PageRows : std::uint8_t {
+  runs,    ///< whole runs of a page's tokens (Body::run_tokens), if the body needs them
+  single,  ///< token by token: pages hold no whole runs
+  packed   ///< from vLLM's packed layout
+};
+
 /// Costs of a kernel's body on a device. A body without a row for a device was not measured there, and has no prediction.
 struct BodyCosts {
   const DeviceCosts* device;
   Role role;
-  bool fp8;           ///< true: costs with a cache of 8-bit codes
-  int head_dim;       ///< 0: all dims that have no row of their own
+  bool fp8;           ///< true: costs with a cache of fp8_e4m3fn or fp8_e5m2; false: of 16-bit values
+  int head_dim;       ///< of K; 0: all dims that have no row of their own
   double first_us;    ///< until the first keys are there, and from the last output to the next launch
   double item_us;     ///< finding an item, its query rows and pages; its output
   double tile_us;     ///< barriers, page ids
@@ -54,6 +62,8 @@ struct BodyCosts {
   double product_ps;  ///< the multiply-adds of one element of a row and one of a key, in both products
   double merge_us;    ///< partial results: written, waited for, read
   double read_share;  ///< share of the read ceiling that the body's copies reach at best
+  int value_dim = 0;  ///< head_dim of V; 0: K's
+  PageRows rows = PageRows::runs;
 };
 
 }  // namespace quire::plan_detail

@@ -12,6 +12,7 @@
 #include "schedule/cuts.h"
 #include "schedule/shares.h"
 #include "schedule/tiles.h"
+#include "semantics/ceil_div.h"
 
 namespace quire::plan_detail {
 namespace {
@@ -135,6 +136,18 @@ void count_shares(const Plan& plan, const DeviceList& list, const Body& body, Li
   }
 }
 
+/// The blocks of a cluster share one segment, however much other clusters have to do.
+void count_clusters(const Plan& plan, const Cuts& cuts, std::int64_t blocks, ListWork& work) {
+  const std::int64_t heads = plan.problem.num_kv_heads;
+  for (const Request& r : plan.problem.reqs) {
+    if (cuts.row_tiles(r) == 0) continue;
+    work.items += heads * blocks;
+    work.busiest_items = 1;
+    work.busiest_tiles = std::max(work.busiest_tiles, semantics::ceil_div(cuts.key_tiles(cuts.tile(r, 0)), blocks));
+    work.merges += blocks > 1 ? heads : 0;
+  }
+}
+
 void count_items(const Plan& plan, const Cuts& cuts, Dealer dealer, ListWork& work) {
   const std::int32_t part_tiles = cuts.part_tiles();
   const std::int64_t heads = plan.problem.num_kv_heads;
@@ -160,7 +173,9 @@ bool count_work(const Plan& plan, const DeviceList& list, const ItemCosts& costs
     if (tiles > 0) work.read_bytes += static_cast<double>(cuts.read_bytes(r));
   }
   if (row_tiles * plan.problem.num_kv_heads > kMostTiles) return false;
-  if (body.deals_itself())
+  if (list.role == Role::decode_cluster)
+    count_clusters(plan, cuts, list.cluster, work);
+  else if (body.deals_itself())
     count_shares(plan, list, body, work);
   else
     count_items(plan, cuts, Dealer(list.num_blocks / body.blocks_per_unit, costs), work);

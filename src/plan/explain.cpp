@@ -93,6 +93,7 @@ std::string prediction_text(const Plan& plan) {
                        std::max(l.read_seconds, l.tile_seconds) * 1e6, l.item_seconds * 1e6);
   }
   if (p.saved_seconds > 0) sum += formatted(", less {:.1f} at the same time", p.saved_seconds * 1e6);
+  if (!p.left_out.empty()) sum += formatted("; without the cost of {}, which was not measured", p.left_out);
   return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
 }
 

@@ -35,8 +35,10 @@ struct Body {
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
-  std::int64_t own_tiles_dim = 0;    ///< head_dim with tiles of other sizes, for which other head_dims' costs do not stand
-  bool rounds_weights = false;       ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
+  std::int64_t own_tiles_dim = 0;  ///< head_dims from it on have tiles of other sizes, for which smaller dims' costs do not stand
+  std::int64_t run_tokens = 1;     ///< tokens of a page that are copied together; other pages, token by token, have other costs
+  bool own_packed = false;         ///< packed caches are copied in another way, for which costs of other layouts do not stand
+  bool rounds_weights = false;     ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
   bool deals_itself() const { return shares.least > 0; }
 };
 

@@ -5,6 +5,7 @@
 
 #include "plan/device_costs.h"
 #include "plan/device_work.h"
+#include "plan/kernels/refusals.h"
 #include "quire/plan.hpp"
 #include "quire/predict.hpp"
 #include "text/formatted.h"
@@ -16,6 +17,7 @@ using plan_detail::Body;
 using plan_detail::BodyCosts;
 using plan_detail::DeviceCosts;
 using plan_detail::DeviceList;
+using plan_detail::PageRows;
 
 const DeviceCosts* costs_of(const Device& device) {
   for (const DeviceCosts* costs : plan_detail::kDeviceCosts) {
@@ -25,45 +27,93 @@ const DeviceCosts* costs_of(const Device& device) {
   return nullptr;
 }
 
+/// The rows of K and V that a body's costs have to stand for.
+PageRows page_rows(const Body& body, const Problem& problem) {
+  constexpr std::int64_t kPackedTokens = 8;  // of which packed pages hold whole numbers, or kernels read them token by token
+  if (body.own_packed && problem.layout == CacheLayout::packed)
+    return problem.page_size % kPackedTokens == 0 ? PageRows::packed : PageRows::single;
+  return problem.page_size % body.run_tokens == 0 ? PageRows::runs : PageRows::single;
+}
+
 /// Costs of a list's body on a device; null if it was not measured. Costs of tiles of other sizes do not apply.
 const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, const Problem& problem) {
-  if (!problem.has_equal_dims() || !problem.has_equal_types() || problem.has_block_scales()) return nullptr;
-  const bool own_tiles = problem.head_dim == plan_detail::body_of(list).own_tiles_dim;
+  const Body& body = plan_detail::body_of(list);
+  const bool own_tiles = body.own_tiles_dim > 0 && problem.head_dim >= body.own_tiles_dim;
+  const PageRows rows = page_rows(body, problem);
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
-    if (costs.device != &device || costs.role != list.role || costs.fp8 != is_code(problem.kv_dtype)) continue;
+    if (costs.device != &device || costs.role != list.role || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
+    if (costs.rows != rows || problem.out_dim() != (costs.value_dim > 0 ? costs.value_dim : problem.head_dim)) continue;
     if (costs.head_dim == problem.head_dim) return &costs;
     if (costs.head_dim == 0 && !own_tiles) any = &costs;
   }
   return any;
 }
 
+/// What no timed line has, on any kernel: "with nvfp4 caches". Empty if a problem has nothing of it.
+std::string never_measured(const Problem& p) {
+  using plan_detail::is_16_bit, plan_detail::is_nvidia_fp8;
+  if (p.q_dtype == DType::f32) return "with f32 queries";
+  if (!p.has_equal_types() || (!is_16_bit(p.kv_dtype) && !is_nvidia_fp8(p.kv_dtype)))
+    return formatted("with {} caches", p.cache_types());
+  if (p.k_scale == ScaleKind::per_token || p.v_scale == ScaleKind::per_token) return "with a scale for each token";
+  if (p.attention_chunk) return "under a chunk";
+  if (p.has_prefix) return "under a prefix";
+  if (p.has_spans) return "under spans";
+  return p.has_tree ? "under a tree_mask" : "";
+}
+
+/// Options that cost something for each score, of which no timed line has any.
+std::string options_left_out(const Problem& p) {
+  if (p.logits_soft_cap) return p.alibi ? "cap, alibi" : "cap";
+  return p.alibi ? "alibi" : "";
+}
+
+/// What a body was not measured with, though others or other problems were.
+std::string not_measured(const Body& body, const Problem& p) {
+  const std::string dims = p.has_equal_dims() ? formatted("{}", p.head_dim) : formatted("{} (V: {})", p.head_dim, p.out_dim());
+  const std::string what = formatted("at head_dim {} with {} caches", dims, p.cache_types());
+  switch (page_rows(body, p)) {
+    case PageRows::packed: return what + " of the packed layout";
+    case PageRows::single: return what + formatted(" in pages of {}", p.page_size);
+    case PageRows::runs: break;
+  }
+  return what;
+}
+
 /// Microseconds of one tile of keys, with as many rows as the matrix units are given.
-double tile_us(const BodyCosts& costs, const Body& body, const DeviceList& list, std::int64_t head_dim) {
+double tile_us(const BodyCosts& costs, const Body& body, const DeviceList& list, const Problem& problem) {
   const std::int64_t rows = body.matrix_rows > 0 ? body.matrix_rows : list.tile_rows;
-  const auto keys = static_cast<double>(list.tile_keys), dim = static_cast<double>(head_dim);
+  const auto keys = static_cast<double>(list.tile_keys), dim = static_cast<double>(problem.head_dim + problem.out_dim()) / 2;
   const double of_scores = static_cast<double>(rows) * keys * (costs.score_ps + dim * costs.product_ps);
   return costs.tile_us + 1e-6 * (keys * dim * costs.key_ps + of_scores);
 }
 
-/// false, with the reason in `why_not`, if there is no number to be had.
+/// Times of a list with items.
+void add_times(const BodyCosts& costs, const DeviceCosts& device, double of_tile, ListPrediction& one) {
+  one.read_seconds = one.read_bytes / (costs.read_share * device.read_tb_per_s * 1e12);
+  one.tile_seconds = 1e-6 * static_cast<double>(one.busiest_tiles) * of_tile;
+  one.item_seconds = 1e-6 * static_cast<double>(one.busiest_items) * costs.item_us;
+  one.seconds += std::max(one.read_seconds, one.tile_seconds) + one.item_seconds +
+                 1e-6 * (costs.first_us + (one.merges > 0 ? costs.merge_us : 0));
+}
+
+/// false, with the reason in `why_not`, if there is no number to be had. A list without items needs no costs of its body.
 bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& device, Prediction& prediction) {
   const Body& body = plan_detail::body_of(list);
   const BodyCosts* costs = costs_of(device, list, plan.problem);
-  ListPrediction one;
-  one.served_by = body.name;
-  if (costs == nullptr) {
-    const Problem& p = plan.problem;
-    const std::string dims = p.has_equal_dims() ? formatted("{}", p.head_dim) : formatted("{} (V: {})", p.head_dim, p.out_dim());
-    prediction.why_not = formatted("{} was not measured at head_dim {} with {} caches", one.served_by, dims, p.cache_types());
-    return false;
-  }
+  const double of_tile = costs != nullptr ? tile_us(*costs, body, list, plan.problem) : 0;
   plan_detail::ListWork work;
-  const double of_tile = tile_us(*costs, body, list, plan.problem.head_dim);
-  if (!plan_detail::count_work(plan, list, {costs->item_us, of_tile}, work)) {
+  if (!plan_detail::count_work(plan, list, {costs != nullptr ? costs->item_us : 0, of_tile}, work)) {
     prediction.why_not = "more tiles than are counted";
     return false;
   }
+  if (costs == nullptr && work.items > 0) {
+    prediction.why_not = formatted("{} was not measured {}", body.name, not_measured(body, plan.problem));
+    return false;
+  }
+  ListPrediction one;
+  one.served_by = body.name;
   one.tile_rows = list.tile_rows;
   one.tile_keys = list.tile_keys;
   one.units = list.num_blocks / body.blocks_per_unit;
@@ -72,13 +122,8 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   one.busiest_tiles = work.busiest_tiles;
   one.merges = work.merges;
   one.read_bytes = work.read_bytes;
-  one.read_seconds = work.read_bytes / (costs->read_share * device.read_tb_per_s * 1e12);
-  one.tile_seconds = 1e-6 * static_cast<double>(work.busiest_tiles) * of_tile;
-  one.item_seconds = 1e-6 * static_cast<double>(work.busiest_items) * costs->item_us;
   one.seconds = 1e-6 * device.launch_us;
-  if (work.items > 0)
-    one.seconds += std::max(one.read_seconds, one.tile_seconds) + one.item_seconds +
-                   1e-6 * (costs->first_us + (work.merges > 0 ? costs->merge_us : 0));
+  if (work.items > 0) add_times(*costs, device, of_tile, one);
   prediction.seconds += one.seconds;
   prediction.lists.push_back(std::move(one));
   return true;
@@ -102,11 +147,14 @@ Prediction predict(const Plan& plan) {
   } else if (device == nullptr) {
     prediction.why_not =
         formatted("nothing was measured on {}", plan.device.product.empty() ? plan.device.name : plan.device.product);
+  } else if (const std::string never = never_measured(plan.problem); !never.empty()) {
+    prediction.why_not = formatted("no kernel was measured {}", never);
   } else {
     prediction.device = device->product;
     prediction.call_seconds = prediction.seconds = 1e-6 * device->call_us;
     for (const DeviceList& list : plan.work().lists)
       if (!predict_list(plan, list, *device, prediction)) break;
+    prediction.left_out = options_left_out(plan.problem);
     if (prediction.why_not.empty()) prediction.saved_seconds = saved_seconds(plan, prediction, *device);
     prediction.seconds -= prediction.saved_seconds;
   }

@@ -44,6 +44,17 @@ TEST(Explain, GoldensForEveryDevice) {
   }
 }
 
+// What was measured on an H100, what was not, and an option whose cost is left out.
+TEST(Explain, GoldenOfTimesOnAnH100) {
+  std::string text;
+  for (const char* line :
+       {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x1@8191",
+        "q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=64x1@8191",
+        "q=bf16 kv=bf16 heads=32:8 d=128 page=16 cap=30 reqs=8x1@8191", "q=bf16 kv=nvfp4 heads=32:8 d=128 page=16 reqs=4x1@2047"})
+    text += explain(problem_of_line(line), device_named("h100")).text + "\n";
+  test::expect_golden("tests/plan/goldens/explain_times_h100.txt", text);
+}
+
 TEST(Explain, AgreesWithPlan) {
   for (const auto& [stem, line] : kProblems) {
     for (const Device& device : known_devices()) {

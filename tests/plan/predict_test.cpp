@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "plan/device_work.h"
 #include "quire/plan.hpp"
@@ -88,6 +91,20 @@ TEST(Predict, SlicesOfScoreRows) {
   EXPECT_EQ(one.busiest_tiles, (8 * 128 - 1) / 132 + 1);
   EXPECT_EQ(two.busiest_tiles, (16 * 128 - 1) / 132 + 1);
   EXPECT_EQ(one.read_bytes, two.read_bytes);
+}
+
+// A cluster's blocks have nothing of other requests: seven of eight have little to do here.
+TEST(Predict, BlocksOfAClusterShareOneSegment) {
+  const ListPrediction ragged = predict(plan_of(kShape + "1@2047,7x1@60")).lists.at(0);
+  EXPECT_EQ(ragged.served_by, "sm90_cluster");
+  EXPECT_EQ(ragged.units, 128);
+  EXPECT_EQ(ragged.busiest_tiles, 16) << "2048 keys on 2 blocks";
+  EXPECT_EQ(ragged.items, 8 * 8 * 2);
+  EXPECT_EQ(ragged.merges, 8 * 8);
+  const ListPrediction alone = predict(plan_of(kShape + "16x1@1023")).lists.at(0);
+  EXPECT_EQ(alone.served_by, "sm90_cluster");
+  EXPECT_EQ(alone.merges, 0) << "a block has a segment of its own";
+  EXPECT_EQ(alone.busiest_tiles, 16);
 }
 
 // batch_invariant: cut every 2048 keys, 32 tiles, and dealt out whole.
@@ -176,6 +193,107 @@ TEST(Predict, AnH100ReadsLessThanAnH200) {
     EXPECT_NEAR(h100.seconds * 1e6, line.h100_us, 0.1 * line.h100_us) << line.reqs;
     EXPECT_NEAR(h200.seconds * 1e6, line.h200_us, 0.1 * line.h200_us) << line.reqs;
   }
+}
+
+struct Measured {
+  const char* line;
+  double us;
+  const char* kernel = "";
+};
+
+/// Furthest that a prediction for an H100 is off, as a share of the measured time.
+double worst_error(std::span<const Measured> lines) {
+  double worst = 0;
+  for (const Measured& measured : lines) {
+    const Prediction p = predict(plan_of(measured.line, "h100", {.kernel = measured.kernel}));
+    EXPECT_GT(p.seconds, 0) << measured.line << ": " << p.why_not;
+    worst = std::max(worst, std::abs(p.seconds * 1e6 / measured.us - 1));
+  }
+  return worst;
+}
+
+// bench/results/h100-cluster-codes.json, after.
+TEST(Predict, ShortDecodeCallsByClusters) {
+  constexpr Measured kLines[] = {{"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x1@1023", 6.09},
+                                 {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x1@8191", 13.31},
+                                 {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=8x1@1023", 13.79},
+                                 {"q=bf16 kv=fp8_e5m2 heads=32:8 d=128 page=16 reqs=16x1@1023", 21.74},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=1x1@1023", 6.53},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=1x1@8191", 16.85},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=8x1@1023", 17.30},
+                                 {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=16x1@1023", 27.95}};
+  EXPECT_LT(worst_error(kLines), 0.05);
+  const Measured of_codes[] = {{"q=fp8_e4m3fn kv=fp8_e4m3fn out=bf16 heads=32:8 d=128 page=16 reqs=8x1@1023", 14.63}};
+  EXPECT_LT(worst_error(of_codes), 0.1) << "a query of codes is converted, too, which has no cost of its own";
+}
+
+// bench/results/h100-mla-decode.json, and h100-sparse.json for pages of one token, of which each is copied alone.
+TEST(Predict, LatentRows) {
+  constexpr Measured kLines[] = {
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=64x1@8191", 255.78},
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=1x1@8191", 34.28},
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=128x1@2047", 163.42},
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=64x2@8191", 465.13},
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=1 reqs=64x1@2047", 202.0},
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=64 reqs=64x1@8191", 18084.75, "cuda_generic"},
+      {"q=bf16 heads=128:1 d=576 dv=512 latent=1 page=1 reqs=64x1@2047", 4595.4, "cuda_generic"},
+  };
+  EXPECT_LT(worst_error(kLines), 0.1);
+  const Prediction h200 = predict(plan_of(kLines[0].line, "h200"));
+  EXPECT_THAT(h200.why_not, HasSubstr("sm90_mla was not measured at head_dim 576 (V: 512) with bf16 caches"));
+}
+
+// bench/results/h100-packed-mma.json. Tall tiles of packed caches take up to 1.8 times as long; of fp8 ones none was timed.
+TEST(Predict, PackedCachesOfCudaMma) {
+  constexpr Measured kLines[] = {
+      {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 layout=packed reqs=4x2048@8192", 11774.14, "cuda_mma"},
+      {"q=bf16 kv=bf16 heads=32:8 d=128 page=16 layout=nhd reqs=4x2048@8192", 6477.46, "cuda_mma"},
+      {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=packed reqs=64x1@8191", 723.62, "cuda_mma"},
+      {"q=bf16 kv=bf16 heads=16:4 d=256 page=16 layout=packed reqs=4x512@2048", 1704.01, "cuda_mma"},
+  };
+  EXPECT_LT(worst_error(kLines), 0.05) << "the last line has no rows for short tiles, which were not timed at head_dim 256";
+  const Plan codes =
+      plan_of("q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 layout=packed reqs=4x2048@8192", "h100", {.kernel = "cuda_mma"});
+  EXPECT_THAT(predict(codes).why_not,
+              HasSubstr("mma_tall was not measured at head_dim 128 with fp8_e4m3fn caches of the packed"));
+}
+
+// Lines of docs/reference/features.md that no timed line stands for.
+TEST(Predict, SaysWhatWasNotMeasured) {
+  const std::pair<const char*, const char*> lines[] = {
+      {"q=f32 heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "no kernel was measured with f32 queries"},
+      {"q=bf16 kv=nvfp4 heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "with nvfp4 caches"},
+      {"q=f16 kv=mxfp4 heads=32:8 d=128 page=16 reqs=4x1@2047", "with mxfp4 caches"},
+      {"q=bf16 kv=i8 heads=32:8 d=128 page=16 kscale=token vscale=token reqs=4x1@2047,64@960", "with i8 caches"},
+      {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 kscale=token vscale=token reqs=4x1@2047", "with a scale for each token"},
+      {"q=bf16 kv=fp8_e4m3fn/bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "with fp8_e4m3fn/bf16 caches"},
+      {"q=f16 kv=fp8_e4m3fnuz heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "with fp8_e4m3fnuz caches"},
+      {"q=bf16 kv=fp8_ds_mla heads=128:1 d=576 dv=512 page=64 latent=1 reqs=4x1@2047,64@960", "with fp8_ds_mla caches"},
+      {"q=bf16 heads=32:8 d=128 page=16 chunk=512 reqs=4x1@2047,64@960", "under a chunk"},
+      {"q=bf16 heads=32:8 d=128 page=16 window=512 prefix=4 reqs=4x1@2047,64@960", "under a prefix"},
+      {"q=bf16 heads=32:8 d=128 page=16 spans=0:0-300 reqs=400", "under spans"},
+      {"q=bf16 heads=32:8 d=128 page=16 tree=64 reqs=4x64@960", "under a tree_mask"},
+      {"q=bf16 heads=32:8 d=192 dv=128 page=16 reqs=4x1@2047,64@960", "sm90_prefill was not measured at head_dim 192 (V: 128)"},
+      {"q=bf16 heads=16:2 d=512 page=16 reqs=4x1@2047,64@960", "sm90_prefill was not measured at head_dim 512"},
+      {"q=bf16 heads=8:1 d=128 page=1 reqs=68x1@511",
+       "mma_short was not measured at head_dim 128 with bf16 caches in pages of 1"},
+      {"q=bf16 heads=17:17 d=80 page=16 layout=packed reqs=68x1@511", "with bf16 caches of the packed layout"},
+  };
+  for (const auto& [line, reason] : lines) {
+    const Prediction p = predict(plan_of(line, "h100"));
+    EXPECT_THAT(p.why_not, HasSubstr(reason)) << line;
+    EXPECT_EQ(p.seconds, 0) << line;
+  }
+}
+
+TEST(Predict, NamesOptionsWhoseCostIsLeftOut) {
+  const auto left_out = [](const char* options) {
+    return predict(plan_of(options + std::string(" ") + kShape + "4x1@900")).left_out;
+  };
+  EXPECT_EQ(left_out(""), "");
+  EXPECT_EQ(left_out("window=64 sinks=1"), "");
+  EXPECT_EQ(left_out("cap=30"), "cap");
+  EXPECT_EQ(left_out("cap=30 alibi=1"), "cap, alibi");
 }
 
 TEST(Predict, SaysWhyNot) {

@@ -30,7 +30,11 @@ Reasons mma_refuses(const Problem& problem, const Device& device) {
 
 std::vector<DeviceList> mma_lists(const Plan& plan) { return short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles); }
 
-constexpr Body kMmaBodies[] = {{.role = Role::short_rows, .name = "mma_short"}, {.role = Role::tall_rows, .name = "mma_tall"}};
+constexpr Body kMmaBodies[] = {
+    {.role = Role::short_rows, .name = "mma_short", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true},
+    {.role = Role::tall_rows, .name = "mma_tall", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true}};
+/// Source of rows for packed caches: bench/results/h100-packed-mma.json (docs/lab/2026-11-26-predicted.md). A wrong value makes a
+/// predicted time wrong, no plan.
 constexpr BodyCosts kMmaCosts[] = {
     {&kH200, Role::short_rows, false, 0, 16.7, 1.17, 1.02, 101, 0, 0, 1.98, 0.902},
     {&kH200, Role::short_rows, false, 256, 35.8, 1.02, 0.5, 100, 0, 0, 3.12, 0.52},
@@ -44,6 +48,10 @@ constexpr BodyCosts kMmaCosts[] = {
     {&kH100, Role::tall_rows, false, 0, 55.7, 6.51, 0, 0, 199, 3.88, 7.16, 1},
     {&kH100, Role::tall_rows, false, 256, 8.16, 2.55, 0, 0, 632, 15.5, 3, 1},
     {&kH100, Role::tall_rows, true, 0, 8, 2.47, 0, 83.4, 384, 3, 3, 1},
+    {&kH100, Role::short_rows, false, 128, 16.1, 1.34, 0.571, 60.5, 0, 0, 2.25, 0.645, 0, PageRows::packed},
+    {&kH100, Role::short_rows, true, 128, 18.3, 1.04, 0.899, 230, 0, 0, 3.32, 0.92, 0, PageRows::packed},
+    {&kH100, Role::tall_rows, false, 128, 64.8, 10.4, 0, 0, 489, 5.88, 7.16, 1, 0, PageRows::packed},
+    {&kH100, Role::tall_rows, false, 256, 8.24, 2.58, 0, 0, 1.19e+03, 16.3, 3, 1, 0, PageRows::packed},
 };
 constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies, .costs = kMmaCosts};
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads timed lines from result files, whatever tool wrote them: one dict a line and kernel, with the median of its rounds.
+
+A line has `line`, `asked_kernel`, `key_value`, `us` and `file`. Lines of shared pages are left out: they are read from L2, which
+predictions do not know. So are calls of several batches.
+"""
+import json
+import re
+from pathlib import Path
+from statistics import median
+
+# A kernel that changed after other files were written: the files that timed it as it is.
+TIMED_AGAIN = {"sm90_cluster": ("h100-cluster-codes.json",)}
+
+
+def timed(line: str, us: float, kernel: str = "", key_value: bool = False) -> dict:
+    return {"line": line, "us": us, "asked_kernel": kernel, "key_value": key_value}
+
+
+def of_calls(run: dict) -> "list[dict]":
+    """attend_cuda's own rows, in several turns or builds."""
+    return [timed(row["line"], row["us"], row.get("asked_kernel", ""), row.get("key_value", False)) for row in run.get("results", ())
+            if "us" in row and row.get("build", "now") == "now"]
+
+
+def of_generic(run: dict) -> "list[dict]":
+    return [timed(row["line"], row["us"], row["kernel"]) for row in run.get("cuda_generic", {}).get("results", ())]
+
+
+def of_commits(run: dict) -> "list[dict]":
+    """The later of two commits that took turns."""
+    rows = [timed(row["line"], row["median_us"]["new"]) for row in run.get("before_after", {}).get("rows", ())]
+    after = [row for row in [*run.get("results", ()), *run.get("times", ())] if "after_us" in row]
+    return rows + [timed(row["line"], median(row["after_us"]) if isinstance(row["after_us"], list) else row["after_us"]) for row in after]
+
+
+def of_key_lists(run: dict) -> "list[dict]":
+    """Key lists that all KV heads share are a batch of requests, with lists that were made before."""
+    rows = []
+    for case in run.get("cases", ()):
+        if "each of" in case["reason"]:
+            continue
+        latent = f" dv={case['dv']} latent=1" if case["dv"] != case["d"] else ""
+        page = 1 if "slots" in case["reason"] else case["page"]
+        line = f"q=bf16 heads={case['heads']} d={case['d']}{latent} page={page} reqs={case['rows']}x1@{case['keys_of_a_row'] - 1}"
+        rows += [timed(line, case["sparse_prepared_us"]), timed(line, case["portable_us"], "cuda_generic")]
+    return rows
+
+
+def of_cascade(run: dict) -> "list[dict]":
+    """The two calls of a cascade, each alone: all rows on the shared keys, and each row on its own."""
+    rows = []
+    for case in run.get("results", ()):
+        if "plain_us" not in case:
+            continue
+        if "share=" not in case["line"]:
+            rows.append(timed(case["line"], case["plain_us"]))
+        elif case["parts_us"]:
+            requests, last, pages = (int(x) for x in re.search(r"reqs=(\d+)x1@(\d+) share=(\d+)", case["line"]).groups())
+            start = case["line"].split(" reqs=")[0]
+            page = int(re.search(r"page=(\d+)", start)[1])
+            rows += [timed(f"{start} causal=0 lse=1 reqs={requests}:{pages * page}", case["parts_us"][0]),
+                     timed(f"{start} lse=1 reqs={requests}x1@{last - pages * page}", case["parts_us"][1])]
+    return rows
+
+
+def read(path: Path) -> "list[dict]":
+    run = json.loads(path.read_text(encoding="utf-8"))
+    found: "dict[tuple, list[float]]" = {}
+    for reader in (of_calls, of_generic, of_commits, of_key_lists, of_cascade):
+        for row in reader(run):
+            found.setdefault((row["line"], row["asked_kernel"], row["key_value"]), []).append(row["us"])
+    return [{**timed(line, median(us), kernel, key_value), "file": path.name} for (line, kernel, key_value), us in found.items()]
+
+
+def is_of_this_kernel(row: dict, served_by: "list[str]") -> bool:
+    """Whether a row was timed on the kernels that serve it today."""
+    return all(row["file"] in TIMED_AGAIN.get(name, (row["file"],)) for name in served_by)
