@@ -178,7 +178,8 @@ REGISTERS = 65536  # of an SM, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
 # (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
-LOCAL_BYTES = {"decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
+LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 96, "prefill B?[Ff]16 masks (192 128|256|512)": 112,  # the thread that draws items
+               "decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
                "decode B?[Ff]16 PlainTiles 64 32": 48, "decode Bf16 Fp8Tiles 64 32": 48, "decode F16 Fp8Tiles 64 32": 56,
                "decode B?[Ff]16 PlainTiles 256 16": 48, "decode B?[Ff]16 Fp8Tiles 256 16": 40,
                "decode B?[Ff]16 (Plain|Fp8)Tiles 256 8": 32,
@@ -198,14 +199,18 @@ NEEDED = {"decode": ("HGMMA", "UTMALDG"), "prefill": ("HGMMA", "UTMALDG"), "mla"
 
 
 def short_name(mangled: str) -> str:
-    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, 128, CacheKind::codes> as prefill
-    Bf16 codes 128, attend_cluster<CodeUnit<F16, 64, true>> as cluster F16 CodeUnit 64 true."""
+    """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, Memory<128, CacheKind::codes,
+    128, false>> as prefill Bf16 codes 128, attend_cluster<CodeUnit<F16, 64, true>> as cluster F16 CodeUnit 64 true."""
     kernel = re.search(r"attend_(decode|prefill|mla|cluster)|(merge_mla)", mangled)
     words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles|PackedTiles|PackedFp8Tiles|PlainUnit|CodeUnit)(?=[EI])", mangled)
     kind = re.search(r"CacheKindE(\d)E", mangled)
     codes = ["", "codes", "packed", "packed codes"][int(kind.group(1))].split() if kind else []
-    return " ".join([kernel.group(1) or kernel.group(2) if kernel else mangled, *sorted(dict.fromkeys(words), key=lambda word: word.endswith("Unit")), *codes,
-                     *re.findall(r"Li(\d+)E", mangled), *(["false", "true"][int(flag)] for flag in re.findall(r"Lb([01])E", mangled))])
+    what = kernel.group(1) or kernel.group(2) if kernel else mangled
+    numbers, flags = re.findall(r"Li(\d+)E", mangled), re.findall(r"Lb([01])E", mangled)
+    if what == "prefill":  # Memory<head_dim, kind, head_dim of V, masks>
+        numbers, codes, flags = list(dict.fromkeys(numbers)), [*codes, *["masks"] * flags.count("1")], []
+    return " ".join([what, *sorted(dict.fromkeys(words), key=lambda word: word.endswith("Unit")), *codes, *numbers,
+                     *(["false", "true"][int(flag)] for flag in flags)])
 
 
 def hopper_kernels(elf: bytes) -> "list[dict]":

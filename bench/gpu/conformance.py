@@ -17,6 +17,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   cluster      240 random lines of one row a request, few enough for its cluster decode
   four_bits    120 random lines with 4 bits on a side or both, for cuda_generic; a refusal counts as a failure
   prefill      160 random lines of what its prefill takes; --caches: both of these cache types alone
+  masked       200 random lines with masks of every kind, and its wide head_dims (192 with V of 128, 512), with and without masks
   sm90_hazards the hazards in its types and head_dims, with power: every planted fault must be caught but those of other head_dims
   mma_hazards  the hazards in the types and head_dims of cuda_mma, and larger batches; a refusal counts as a failure
 """
@@ -101,6 +102,47 @@ def prefill_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: f
         lines.append(f"{types} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
                      f"{cache_shape(pick)} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
+    return lines
+
+
+def mask_of(pick: random.Random, lengths: "list[tuple[int, int]]") -> "list[str]":
+    """Words of one kind of mask, or none, for requests of these numbers of rows and keys of context."""
+    starts = [f"{r}:{begin}-{begin + pick.randint(1, 300)}" for r, (rows, context) in enumerate(lengths) if pick.random() < 0.7
+              for begin in [pick.randrange(max(1, rows + context))]]
+    begins = [pick.choice([0, 0, 128, pick.randrange(1000)]) for _ in lengths]
+    window = f"window={pick.choice([1, 7, 64, 100, 1000])}"
+    kinds = {
+        "none": [],
+        "causal": ["causal=" + ",".join(str(pick.randint(0, 1)) for _ in lengths), *[window] * pick.choice([0, 1])],
+        "both": ["causal=0", window, f"wright={pick.choice([0, 1, 63, 500])}"],
+        "chunk": [f"chunk={pick.choice([1, 100, 128, 1000])}"],
+        "spans": ["spans=" + (",".join(starts) or "none"), *[window] * pick.choice([0, 1]), *["beyond=1"] * pick.choice([0, 1])],
+        "prefix": [window, "prefix=" + pick.choice(["4", ",".join(str(pick.choice([0, 1, 100, 600])) for _ in lengths)])],
+        "tree": ["tree=" + ",".join(str(min(rows, pick.choice([0, 1, 17, 64, 256]))) for rows, _ in lengths)],
+        "places": ["kbegin=" + ",".join(map(str, begins)),
+                   "qbegin=" + ",".join(str(max(0, begin + context + pick.choice([0, -5, 40]))) for begin, (_, context) in zip(begins, lengths))],
+    }
+    return kinds[pick.choice(list(kinds))]
+
+
+def masked_lines(count: int, seed: int) -> "list[str]":
+    """Masks of every kind, and the wide head_dims, over 16-bit caches of rows: prefill serves all rows of these."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, kv_heads = pick.choice(["bf16", "f16"]), pick.choice([1, 2, 3])
+        dims, group = pick.choice(["d=64", "d=128", "d=256", "d=192 dv=128", "d=512"]), pick.choice([1, 2, 3, 5, 8, 12, 16, 40, 128])
+        lengths = [(pick.choice([1, 1, 9, 64, 130, pick.randrange(1, 400)]), pick.choice([0, 1, 127, 128, pick.randrange(3000)]))
+                   for _ in range(pick.randint(1, 5))]
+        mask = mask_of(pick, lengths)
+        if not mask and dims in ("d=64", "d=128", "d=256"):
+            mask = ["causal=" + ",".join(["1"] * len(lengths))]
+        fresh = pick.random() < 0.3 and not any(word.startswith("qbegin") for word in mask)
+        reqs = [f"{rows}@{context}" + (f"/{context + pick.randint(0, rows)}" if fresh else "") for rows, context in lengths]
+        options = ["alibi=1"] * pick.choice([0, 0, 1]) + ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1])
+        options += ["out=fp8_e4m3fn"] * pick.choice([0, 0, 0, 0, 1]) + [f"scale={pick.choice([0.02, 1, 10])}"] * pick.choice([0, 0, 0, 1])
+        lines.append(f"q={dtype} heads={kv_heads * group}:{kv_heads} {dims} page={pick.choice([16, 32, 48, 64, 128])} "
+                     f"layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} {' '.join(mask + options)} lse=1 seed={seed + i}")
     return lines
 
 
@@ -293,6 +335,7 @@ def main() -> int:
     of_clusters = cluster_lines(args.count or 240, args.seed, args.caches, args.eight_bits)
     of_four_bits = four_bit_lines(args.count or 120, args.seed)
     of_prefill = prefill_lines(args.count or 160, args.seed, args.caches, args.eight_bits)
+    of_masks = masked_lines(args.count or 200, args.seed)
     sections = {
         "sm90_hazards": [["--backend", "cuda", "--types", types, "--dims", "64,128,256"] for types in SM90_TYPES],
         "hazards": [["--backend", "cuda", "--matrix", "hazards"]],
@@ -302,6 +345,7 @@ def main() -> int:
         "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
         "cluster": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_clusters, 2 * args.jobs)],
         "prefill": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs)],
+        "masked": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_masks, 2 * args.jobs)],
         "four_bits": [["--backend", "cuda_generic", "--no-power", *lines] for lines in by_lines(of_four_bits, 2 * args.jobs)],
         "notes": [["--backend", "cuda", "--matrix", "notes", "--no-power"]],
     }

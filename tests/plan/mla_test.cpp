@@ -36,7 +36,7 @@ TEST(Mla, RefusesWithReasons) {
       {"q=bf16 kv=f16 heads=8:1 d=576 dv=512 page=64 reqs=1@9", "kv is f16, expected bf16 (as q)"},
       {"q=bf16 kv=fp8_e4m3fn heads=8:1 d=576 dv=512 page=64 reqs=1@9", "kv is fp8_e4m3fn, expected bf16 (as q)"},
       {"q=bf16 out=fp8_e4m3fn heads=8:1 d=576 dv=512 page=64 reqs=1@9", "out is fp8_e4m3fn, expected bf16 (as q)"},
-      {"q=bf16 heads=8:1 d=192 dv=128 page=64 reqs=1@9", "d is 192 and dv 128, expected 576 and 512"},
+      {"q=bf16 heads=8:1 d=192 dv=64 page=64 reqs=1@9", "d is 192 and dv 64, expected 576 and 512"},
       {"q=bf16 heads=8:1 d=576 page=64 reqs=1@9", "d is 576 and dv 576, expected 576 and 512"},
       {"q=bf16 heads=8:2 d=576 dv=512 page=64 reqs=1@9", "kv heads are 2, expected 1"},
       {"q=bf16 heads=8:1 d=576 dv=512 page=64 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd"},

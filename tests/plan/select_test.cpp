@@ -52,7 +52,13 @@ TEST(Select, HopperKernelRefusesWithReasons) {
       {"q=fp8_e4m3fn kv=fp8_e4m3fn out=f32 heads=8:2 d=128 page=16 reqs=1@9", "out is f32, expected f16, bf16 or fp8_e4m3fn"},
       {"q=bf16 kv=fp8_e4m3fnuz heads=8:2 d=128 page=16 reqs=1@9",
        "kv is fp8_e4m3fnuz, expected bf16 (as q), fp8_e4m3fn or fp8_e5m2"},
-      {"q=bf16 kv=bf16 heads=8:2 d=192 page=16 reqs=1@9", "d is 192, expected 64, 128 or 256"},
+      {"q=bf16 kv=bf16 heads=8:2 d=192 page=16 reqs=1@9",
+       "d is 192 and dv 192, expected 64, 128, 256 or 512 for both, or 192 and 128"},
+      {"q=bf16 heads=8:2 d=192 dv=64 page=16 reqs=1@9", "d is 192 and dv 64, expected 64, 128, 256 or 512 for both"},
+      {"q=bf16 heads=8:2 d=128 dv=64 page=16 reqs=1@9", "dv is 64, expected 128 (as d)"},
+      {"q=bf16 kv=fp8_e4m3fn heads=8:2 d=512 page=16 reqs=1@9", "kv is fp8_e4m3fn, expected f16 or bf16 at d=512"},
+      {"q=bf16 heads=8:2 d=512 page=16 layout=packed reqs=1@9", "layout is packed, expected nhd or hnd at d=512"},
+      {"q=bf16 heads=8:2 d=192 dv=128 page=24 reqs=1@9", "page is 24, expected a multiple of 16"},
       {"q=bf16 kv=fp8_e5m2 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=fp8_e5m2 heads=258:2 d=256 page=16 reqs=1@9", "group is 129, expected at most 128"},
       {"q=bf16 kv=bf16 heads=258:2 d=128 page=16 reqs=1@9", "group is 129, expected at most 128"},
@@ -77,7 +83,10 @@ TEST(Select, HopperKernelRefusesWithReasons) {
                                "q=bf16 kv=fp8_e5m2 heads=66:2 d=256 page=16 reqs=1@9",
                                "q=bf16 kv=fp8_e4m3fn heads=256:2 d=256 page=16 reqs=3@9",
                                "q=bf16 kv=bf16 heads=8:2 d=128 page=16 kscale=head vscale=tensor reqs=1@9",
-                               "q=bf16 kv=bf16 heads=256:2 d=128 page=16 reqs=1@9"};
+                               "q=bf16 kv=bf16 heads=256:2 d=128 page=16 reqs=1@9",
+                               "q=f16 heads=128:128 d=192 dv=128 page=16 reqs=1@9,700",
+                               "q=bf16 heads=16:2 d=512 page=48 layout=hnd reqs=1@9,700",
+                               "q=bf16 out=fp8_e4m3fn heads=256:2 d=512 page=16 causal=1,0 reqs=1@9,700"};
   for (const char* line : taken) EXPECT_EQ(plan(parse(line), find_device("sm90").value())->kernel, "cuda_sm90") << line;
   const Plan on_sm100 = plan(kDecode, find_device("sm100").value()).value();
   EXPECT_EQ(on_sm100.kernel, "cuda_mma");
@@ -243,7 +252,8 @@ TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
   const std::pair<const char*, const char*> rows[] = {{"sm90", "cuda_sm90"}, {"sm80", "cuda_mma"}, {"gfx942", "hip_matrix"}};
   for (const auto& [mask, reason] : masks)
     for (const auto& [device, kernel] : rows) {
-      const Problem p = parse((std::string("q=bf16 heads=8:2 d=128 page=16 reqs=1@40,9@20 ") + mask).c_str());
+      const char* const types = kernel == std::string_view("cuda_sm90") ? "q=bf16 kv=fp8_e4m3fn" : "q=bf16";
+      const Problem p = parse((std::string(types) + " heads=8:2 d=128 page=16 reqs=1@40,9@20 " + mask).c_str());
       const Result<Plan> refused = plan(p, find_device(device).value(), {.kernel = kernel});
       ASSERT_FALSE(refused.ok()) << kernel << " " << mask;
       EXPECT_THAT(refused.status().message(), HasSubstr(reason)) << kernel;
@@ -253,6 +263,28 @@ TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
     }
   const Problem shard = parse("q=bf16 heads=8:2 d=128 page=16 kbegin=64 reqs=1@40,9@20");
   for (const auto& [device, kernel] : rows) EXPECT_EQ(plan(shard, find_device(device).value())->kernel, kernel);
+}
+
+/// cuda_sm90 takes masks of every kind over 16-bit caches of rows. Prefill serves all rows; plans that may not round weights have
+/// cuda_generic's tiles.
+TEST(Select, Sm90TakesMasksOverSixteenBitRows) {
+  const Device sm90 = find_device("sm90").value();
+  for (const char* mask : {"causal=0 window=20", "causal=0 alibi=1", "causal=0 wright=3", "causal=1x1,1x0", "qbegin=1x40,1x70", "chunk=8",
+                           "spans=0:3-9", "window=8 prefix=2", "tree=1x0,1x9"}) {
+    const std::string rest = std::string(" page=16 reqs=1@40,9@20 ") + mask;
+    for (const char* kinds : {"q=bf16 heads=8:2 d=128", "q=f16 heads=8:2 d=192 dv=128", "q=bf16 heads=8:2 d=512"}) {
+      const Problem p = parse((kinds + rest).c_str());
+      const Plan made = plan(p, sm90).value();
+      EXPECT_EQ(made.kernel, "cuda_sm90") << mask;
+      ASSERT_EQ(made.work().lists.size(), 1U) << mask;
+      EXPECT_EQ(made.work().lists[0].role, plan_detail::Role::prefill) << mask;
+      const Plan exact = plan(p, sm90, {.exact_weights = true}).value();
+      EXPECT_EQ(exact.work().lists[0].kernel, "cuda_generic") << mask;
+      EXPECT_EQ(made.kernel.row().gpu->instead(made, made.work().lists[0]).kernel, "cuda_generic") << mask;
+    }
+    for (const char* kinds : {"q=bf16 kv=fp8_e4m3fn heads=8:2 d=128", "q=bf16 heads=8:2 d=128 layout=packed"})
+      EXPECT_EQ(plan(parse((kinds + rest).c_str()), sm90)->kernel, "cuda_generic") << mask;
+  }
 }
 
 /// Where every row sees every key, prefill of cuda_sm90 serves all rows; plans that may not round weights have cuda_generic's

@@ -93,6 +93,49 @@ TEST(KeyTiles, NumbersNearTheEndOf32Bits) {
           expect_each_key_once<std::int32_t>({kMost - less - back, kMost - less, kMost - less - fresh, 128, cached_first});
 }
 
+/// Tiles of a part of which keys [gap.begin, gap.end) are seen by no row.
+std::vector<KeyTileSpan<std::int32_t>> spans_beside(const Part& p, const semantics::KeyRangeIn<std::int32_t>& gap) {
+  using Int = std::int32_t;
+  const Keys<Int> keys{Int(p.key_begin), Int(p.key_end)};
+  KeyTiles<Int> tiles;
+  TileGaps<Int> gaps;
+  KeyTileOrder<Int> order;
+  find_key_tiles(keys, Int(p.cached_len), Int(p.tile_keys), tiles);
+  skip_gap(keys, gap.begin, gap.end, Int(p.tile_keys), tiles, gaps);
+  find_order(tiles, p.cached_first, order);
+  std::vector<KeyTileSpan<Int>> spans;
+  for (Int n = 0; n < tiles.count(); ++n) spans.push_back(key_tile(tiles, order, gaps, keys, Int(p.tile_keys), n));
+  return spans;
+}
+
+void expect_gap_skipped(const Part& p, const semantics::KeyRangeIn<std::int32_t>& gap) {
+  std::vector<int> met(std::size_t(p.key_end));
+  for (const auto& span : spans_beside(p, gap)) {
+    const auto keys = keys_of(span, p.tile_keys);
+    ASSERT_LT(keys.begin, keys.end);
+    ASSERT_FALSE(keys.begin >= gap.begin && keys.end <= gap.end) << "a tile that no row sees";
+    ASSERT_TRUE(span.fresh ? keys.begin >= p.cached_len : keys.end <= p.cached_len);
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) ++met[std::size_t(key)];
+  }
+  for (std::int64_t key = p.key_begin; key < p.key_end; ++key)
+    ASSERT_TRUE(met[std::size_t(key)] == 1 || (met[std::size_t(key)] == 0 && key >= gap.begin && key < gap.end))
+        << "key " << key << " of [" << p.key_begin << ", " << p.key_end << "), " << p.cached_len << " cached, tiles of "
+        << p.tile_keys << ", gap [" << gap.begin << ", " << gap.end << ")";
+}
+
+TEST(KeyTiles, TilesInAGapAreSkippedAndNoOthers) {
+  for (const std::int64_t tile_keys : {1, 3, 4})
+    for (std::int64_t begin = 0; begin <= 5; ++begin)
+      for (std::int64_t end = begin; end <= 17; ++end)
+        for (std::int64_t cached = 0; cached <= end + 1; ++cached)
+          for (std::int32_t gap_begin = 0; gap_begin <= 17; ++gap_begin)
+            for (std::int32_t gap_end = gap_begin > 2 ? gap_begin - 2 : 0; gap_end <= 18; ++gap_end)
+              for (const bool cached_first : {false, true}) {
+                expect_gap_skipped({begin, end, cached, tile_keys, cached_first}, {gap_begin, gap_end});
+                if (testing::Test::HasFatalFailure()) return;  // the first of millions says it all
+              }
+}
+
 /// How often each key of each row of a request is met, by all parts of all tiles of rows together: as prepare cuts a list, and a
 /// prefill block walks its items.
 std::vector<std::vector<int>> meetings(const Tiling<std::int32_t>& tiling, std::int32_t query_len, std::int32_t context_len,

@@ -62,7 +62,7 @@ struct MaskedScoring {
   __device__ void finish_scores(float (&s)[kCount], const Work& w, const Job& job, const KeyTileSpan& span, float k_scale) const {
     const int first = span.first + Lane::column();
     if constexpr (!kPlain)
-      Columns{block}.cap_and_slope(s, w, job.item, first, {row_keys(0).position, row_keys(1).position}, k_scale);
+      Columns{block}.cap_and_slope(s, w, job.item, first, k_scale, [&](int h) { return row_keys(h).position; });
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const RowKeys row = row_keys(h);

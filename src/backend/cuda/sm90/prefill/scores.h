@@ -48,17 +48,17 @@ struct Scoring {
     return w;
   }
 
-  /// k_scale, soft cap and ALiBi. `first`: position of the thread's first column; positions: of its rows.
-  template <int kCount>
-  __device__ void cap_and_slope(float (&s)[kCount], const Work& w, const tile::Item& item, int first, const int (&positions)[2],
-                                float k_scale) const {
+  /// k_scale, soft cap and ALiBi. `first`: position of the thread's first column; position(h): of its row `h`.
+  template <int kCount, typename Position>
+  __device__ void cap_and_slope(float (&s)[kCount], const Work& w, const tile::Item& item, int first, float k_scale,
+                                Position&& position) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = w.first + Lane::row_in_group() + 8 * h;
       const float slope = block.a.alibi_slopes.at(item.kv_head * block.a.group + row % block.a.group, 0.0f);
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
-        const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - positions[h]);
+        const auto distance = static_cast<float>(first + i / 2 * 8 + i % 2 - position(h));
         float& x = s[i / 2 * 4 + 2 * h + i % 2];
         x = tile::kLog2e * semantics::score<tile::ShortTanh>(x * k_scale, block.a.score, slope, distance);
       }
@@ -75,7 +75,7 @@ struct Scoring {
   template <bool kPlain, int kCount>
   __device__ void finish_scores(float (&s)[kCount], const Work& w, const Job& job, const KeyTileSpan& span, float k_scale) const {
     const int first = span.first + Lane::column();
-    if constexpr (!kPlain) cap_and_slope(s, w, job.item, first, {w.position(0), w.position(1)}, k_scale);
+    if constexpr (!kPlain) cap_and_slope(s, w, job.item, first, k_scale, [&](int h) { return w.position(h); });
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const semantics::KeyRange seen = semantics::visible_range(w.position(h), block.a.window);
