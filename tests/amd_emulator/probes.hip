@@ -41,6 +41,16 @@ QUIRE_PROBE(probe_two_bytes) {
   probe.out[gpu::thread_index()] = at[0] | at[1] << 8;
 }
 
+/// Four neighbouring bytes at an odd address: one store of 32 bits. The first thread begins at the second byte, the last one has no
+/// room left.
+QUIRE_PROBE(probe_four_bytes) {
+  const int t = gpu::thread_index();
+  if (t == 63) return;
+  const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(probe.in)[t];
+  auto* to = reinterpret_cast<std::uint8_t*>(probe.out) + 4 * t + 1;
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint8_t>(word >> (8 * i));
+}
+
 /// Every third thread uses shared memory; the others have an address a gigabyte further.
 QUIRE_PROBE(probe_divergent_shared) {
   static __attribute__((shared)) int values[64];
