@@ -71,7 +71,7 @@ def run_target(args: argparse.Namespace, scratch: Path) -> dict:
     wrong_probes = probes.findings()
     print("".join(f"{finding}\n" for finding in wrong_probes), end="")
     judged = {kernel: judge_attention(session, len(names)) for kernel, names in session.matrices(not args.whole)}
-    judged.update({what: judge_other(session, what) for what in ("append", "merge", "contents", "broken batches")})
+    judged.update({what: judge_other(session, what) for what in ("append", "merge", "merge_many", "contents", "broken batches")})
     code = {kernel: coverage(session, kernel) for kernel in session.holder}
     for name, report in judged.items():
         worst = report.get("worst_error_of_tolerance")
