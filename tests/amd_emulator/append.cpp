@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See move.h: append.
 #include "amd_emulator/move.h"
+#include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/resolve.h"
 #include "kernels/move_cases.h"
 #include "text/formatted.h"
@@ -24,8 +25,9 @@ void append(const AppendCase& c, LaunchKernel kernel, std::uint64_t seed, Append
   KVCache& cache = result.cache = c.cache;
   cache.k = arrays.place("cache.k", c.cache.k, Use::output);
   cache.v = arrays.place("cache.v", c.cache.v, Use::output);
-  cache.k_scale = arrays.place("k_scale", c.cache.k_scale, Use::input);
-  cache.v_scale = arrays.place("v_scale", c.cache.v_scale, Use::input);
+  const auto use_of = [](const Tensor& scale) { return scale.rank == 3 ? Use::output : Use::input; };  // append() finds these
+  cache.k_scale = arrays.place("k_scale", c.cache.k_scale, use_of(c.cache.k_scale));
+  cache.v_scale = arrays.place("v_scale", c.cache.v_scale, use_of(c.cache.v_scale));
   cache.k_block_scale = arrays.place("k_block_scale", c.cache.k_block_scale, Use::output);
   cache.v_block_scale = arrays.place("v_block_scale", c.cache.v_block_scale, Use::output);
   const Tensor key = arrays.place("key", c.key, Use::input), value = arrays.place("value", c.value, Use::input);
@@ -33,7 +35,9 @@ void append(const AppendCase& c, LaunchKernel kernel, std::uint64_t seed, Append
   args.outcome = new (arrays.take("outcome", sizeof(gpu::Outcome))) gpu::Outcome;
   const std::uint32_t blocks = 1 + static_cast<std::uint32_t>(seed % 3);
   result.status = launch(kernel, "quire_validate_slots", blocks, args, seed, arrays);
-  if (result.status.ok()) result.status = launch(kernel, "quire_append", blocks, args, seed, arrays);
+  if (result.status.ok() && gpu::appends_four_bits(args))
+    result.status = launch(kernel, "quire_append_four_bits", blocks, args, seed, arrays);
+  if (result.status.ok() && gpu::appends_others(args)) result.status = launch(kernel, "quire_append", blocks, args, seed, arrays);
   result.broken = args.outcome->broken != 0;
 }
 
