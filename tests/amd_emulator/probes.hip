@@ -91,6 +91,17 @@ QUIRE_PROBE(probe_high_registers) {
   probe.out[t] = static_cast<std::uint32_t>(result);
 }
 
+#if defined(__gfx90a__)
+/// 1000 - 3 x, by the multiplication and sum of two roundings.
+QUIRE_PROBE(probe_multiply_add) {
+  const int t = gpu::thread_index();
+  float result = 0.0f;
+  const float x = static_cast<float>(probe.in[t]), thousand = 1000.0f, three = 3.0f;
+  asm volatile("v_mad_f32 %0, -%1, %2, |%3|" : "=v"(result) : "v"(x), "v"(three), "v"(-thousand));
+  probe.out[t] = static_cast<std::uint32_t>(result);
+}
+#endif
+
 /// A product whose D lies over half of its C: A and B are all ones, so every element of D is 16 more than C's.
 QUIRE_PROBE(probe_overlapping_mfma) {
   const int t = gpu::thread_index();

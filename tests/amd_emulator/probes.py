@@ -134,6 +134,9 @@ class Probes:
     def probe_high_registers(self, data: bytes) -> "str | None":
         return self._compared("probe_high_registers", data, list(data[:THREADS]))
 
+    def probe_multiply_add(self, data: bytes) -> "str | None":
+        return self._compared("probe_multiply_add", data, [1000 - 3 * x for x in data[:THREADS]])
+
     def probe_overlapping_mfma(self, data: bytes) -> "str | None":
         got = self._run("probe_overlapping_mfma", data, 4 * THREADS)
         expected = [data[t] + i + 16 for t in range(THREADS) for i in range(4)]
