@@ -77,10 +77,10 @@ QUIRE_DEVICE bool find_slot(const AppendArgs& a, std::int32_t token, AppendSlot&
   return true;
 }
 
-/// Calls append_dims(dims, is_key) for dims of all rows, which the threads of all blocks share out. Calls nothing if the outcome
+/// Calls visit(dims, is_key) for dims of all rows, which the threads of all blocks share out. Calls nothing if the outcome
 /// is broken.
-template <typename Append>
-QUIRE_DEVICE void for_all_dims(const AppendArgs& a, Append&& append_dims) {
+template <typename Visit>
+QUIRE_DEVICE void for_all_dims(const AppendArgs& a, Visit&& visit) {
   if (a.outcome != nullptr && a.outcome->broken != 0) return;
   const AppendPieces pieces = append_pieces(a);
   const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * pieces.tokens_at_once;
@@ -94,7 +94,7 @@ QUIRE_DEVICE void for_all_dims(const AppendArgs& a, Append&& append_dims) {
       const std::int32_t left = (is_key ? a.head_dim : a.v_head_dim) - dims.first;
       if (left <= 0) continue;
       dims.count = left < kAppendDims ? left : kAppendDims;
-      append_dims(dims, is_key);
+      visit(dims, is_key);
     }
 }
 
