@@ -105,8 +105,8 @@ def write_page(text: dict) -> None:
     begin, end = "<!-- results: written by tests/amd_emulator/run.py -->\n", "<!-- end of results -->"
     before, rest = page.read_text().split(begin)
     executed = sum(report["wave_instructions"] for report in text["targets"])
-    about = f"{text['date']}, commit {text['commit']}, {text['compiler']}; {executed / 1e9:.1f} billion instructions of waves executed. " \
-            "Everything: `bench/results/amd-emulated.json`."
+    about = f"{text['date']}, commit {text['commit']}, {text['compiler']}; {executed / 1e9:.1f} billion instructions of waves executed. Everything:\n" \
+            "`bench/results/amd-emulated.json`."
     page.write_text(before + begin + about + "\n\n" + results_table(text["targets"]) + "\n" + end + rest.split(end)[1])
 
 
