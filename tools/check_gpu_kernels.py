@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AMD_FOLDER = ROOT / "src/backend/hip"
 MATRIX_KERNEL = re.compile(r"quire_attend_(short|tall)_")
 MATRIX_INSTRUCTION = {"gfx9": "v_mfma_f32_16x16x16", "gfx1": "v_wmma_f32_16x16x16"}
-NOT_EMULATED = re.compile(r"^\s+(ds_swizzle\w*|v_permlane\w*|global_load_lds\w*|buffer_load\w*lds|ds_read\w*_tr_\w*|\w*_dpp8\w*|"
+NOT_EMULATED = re.compile(r"^\s+(ds_swizzle\w*|s_getpc_b64|v_permlane\w*|global_load_lds\w*|buffer_load\w*lds|ds_read\w*_tr_\w*|\w*_dpp8\w*|"
                           r"v_\w+_e64_dpp|(?:global|ds|flat)_atomic_(?:pk_)?add_f\w*)|(row_(?:share|newbcast|xmask))", re.MULTILINE)
 AMD_TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1201": 32}  # target -> wave size
 SHARED_LIMIT = 64 * 1024  # of AMD workgroups; nvcc refuses static arrays beyond its own limit
@@ -126,6 +126,7 @@ def check_amd(source: Path, target: str, scratch: Path, built: "Path | None" = N
 CUDA_LAUNCHES = """
 #include "backend/gpu/runtime.h"
 #include "backend/gpu/append.h"
+#include "backend/gpu/append_four_bits.h"
 #include "backend/gpu/attend_generic.h"
 #include "backend/gpu/check_contents.h"
 #include "backend/gpu/fill_rows.h"
@@ -148,6 +149,7 @@ KERNEL(kGenericThreads, kGenericBlocksPerUnit) quire_attend_generic(const Generi
 KERNEL(kFillThreads) quire_fill_rows(const AttendArgs a) { fill_rows(a); }
 KERNEL(kAppendThreads) quire_validate_slots(const AppendArgs a) { validate_slots(a); }
 KERNEL(kAppendThreads) quire_append(const AppendArgs a) { append(a); }
+KERNEL(kAppendThreads) quire_append_four_bits(const AppendArgs a) { append_four_bits(a); }
 KERNEL(kMergeThreads) quire_merge(const MergeArgs a) { merge(a); }
 KERNEL(kContentThreads) quire_check_contents(const GenericArgs a) { check_contents(a); }
 """
@@ -314,6 +316,8 @@ AMD_FAULTS = {
     "no matrix instruction": "extern \"C\" __attribute__((global)) void quire_attend_short_f16_64(float* p) { p[0] += p[1]; }",
     "ds_swizzle_b32 is not emulated": "extern \"C\" __attribute__((global)) void k(int* p, int i) "
                                       "{ p[i] = __builtin_amdgcn_ds_swizzle(p[i], 0x1F); }",
+    # A branch over more than 128 KiB of code begins with it.
+    "s_getpc_b64 is not emulated": "extern \"C\" __attribute__((global)) void k(long* p) { asm volatile(\"s_getpc_b64 %0\" : \"=s\"(p[0])); }",
     "does not compile": "int k(",
     "no kernels": "",
 }

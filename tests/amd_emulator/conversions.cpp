@@ -8,16 +8,6 @@
 namespace quire::amd {
 namespace {
 
-std::uint32_t source(const std::uint32_t* scalars, const std::uint32_t* vectors, std::uint32_t code, int lanes, int lane) {
-  return code < kFirstVector
-             ? scalars[code]
-             : vectors[(code - kFirstVector) * static_cast<std::uint32_t>(lanes) + static_cast<std::uint32_t>(lane)];
-}
-
-bool active(const std::uint32_t* scalars, int lane) {
-  return (scalars[kExec + static_cast<std::uint32_t>(lane / 32)] >> (lane % 32) & 1) != 0;
-}
-
 /// Place of a decoding instruction's byte, or for pairs of its 16 bits: 8 or 16 bits times `part`.
 struct Decoding {
   std::uint32_t destination = 0, source = 0, part = 0, bytes = 0;
@@ -116,6 +106,7 @@ Model conversion_model(std::string_view target, std::string_view mnemonic) {
 extern "C" void* amd_model(const char* target, const char* mnemonic) {
   Model model = matrix_model(target, mnemonic);
   if (model == nullptr) model = conversion_model(target, mnemonic);
+  if (model == nullptr) model = multiply_add_model(target, mnemonic);
   return reinterpret_cast<void*>(model);
 }
 

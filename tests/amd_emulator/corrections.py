@@ -15,6 +15,17 @@ IN_SOURCE = {
         ("pcode", r"val = \(val >> \(\(\(addr.*0xFFFF\)",
          "val = ((val.cast(dtypes.uint64) | (mindex(((addr + _const(adt, 1)) >> _const(adt, 2))).cast(dtypes.uint64) << _u64(32)))"
          " >> ((addr & _const(adt, 3)).cast(dtypes.uint64) * _u64(8))).cast(dtypes.uint32) & _u32(0xFFFF)")],
+    # 32-bit stores at addresses that are no multiple of 4 went to the word below: clang merges four byte stores into one of those.
+    "words at odd addresses": [
+        ("emu", r"if data_bits == 32: return \[idx\.store\(active\.where\(_to_u32\(val\), idx\)\)\]",
+         "if data_bits == 32:\n"
+         "    shift = (addr & UOp.const(3, adt)).cast(dtypes.uint64) * UOp.const(8, dtypes.uint64)\n"
+         "    taken, shifted = UOp.const(0xFFFFFFFF, dtypes.uint64) << shift, _to_u32(val).cast(dtypes.uint64) << shift\n"
+         "    half = lambda word, i: (word >> UOp.const(32 * i, dtypes.uint64)).cast(dtypes.uint32)\n"
+         "    merged = lambda at, i: (at & (half(taken, i) ^ _c(0xFFFFFFFF))) | half(shifted, i)\n"
+         "    both = active & shift.ne(UOp.const(0, dtypes.uint64))\n"
+         "    above = mem.index((word_addr + UOp.const(1, adt)).valid(both))\n"
+         "    return [idx.store(active.where(merged(idx, 0), idx)), above.store(both.where(merged(above, 1), above))]")],
     # Shared memory accesses of inactive lanes went to whatever address the lane's register holds.
     "inactive lanes": [
         ("emu", r"'_lds': mem, 'laneId': lane,", "'_lds': mem, '_active': _lane_active(exec_mask, lane), 'laneId': lane,"),

@@ -111,13 +111,14 @@ extern "C" const char* amd_judge_backend(std::uint32_t index) {
                  {"checks", nlohmann::json::array()}});
 }
 
-/// "append", "merge", "contents" or "broken batches".
+/// "append", "merge", "merge_many", "contents" or "broken batches".
 extern "C" const char* amd_judge_other(const char* what, const char* device, LaunchKernel launch, std::uint64_t seed) {
   const std::string_view asked(what);
-  const Judged judged = asked == "append"     ? judge_append(launch, seed)
-                        : asked == "merge"    ? judge_merge(launch, seed)
-                        : asked == "contents" ? judge_contents(launch, seed)
-                                              : judge_broken(device, attend_kernels()[0], launch, seed);
+  const Judged judged = asked == "append"       ? judge_append(launch, seed)
+                        : asked == "merge"      ? judge_merge(launch, seed)
+                        : asked == "merge_many" ? judge_merge_many(launch, seed)
+                        : asked == "contents"   ? judge_contents(launch, seed)
+                                                : judge_broken(device, attend_kernels()[0], launch, seed);
   return answer({{"cases", judged.cases}, {"findings", judged.findings}});
 }
 

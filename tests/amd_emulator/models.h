@@ -17,6 +17,7 @@ using Model = void (*)(std::uint32_t* scalars, std::uint32_t* vectors, void* mem
 /// Our model of a matrix instruction, by target and LLVM's mnemonic; null if tinygrad's function is right.
 Model matrix_model(std::string_view target, std::string_view mnemonic);
 Model conversion_model(std::string_view target, std::string_view mnemonic);
+Model multiply_add_model(std::string_view target, std::string_view mnemonic);
 
 /// The words of the instruction at the program counter.
 inline const std::uint32_t* words_at_pc(const std::uint32_t* scalars) {
@@ -32,6 +33,16 @@ inline void advance(std::uint32_t* scalars, std::uint32_t bytes) {
 
 /// Operand codes from here on are vector registers; below, scalar registers and inline constants.
 inline constexpr std::uint32_t kFirstVector = 256;
+
+inline std::uint32_t source(const std::uint32_t* scalars, const std::uint32_t* vectors, std::uint32_t code, int lanes, int lane) {
+  return code < kFirstVector
+             ? scalars[code]
+             : vectors[(code - kFirstVector) * static_cast<std::uint32_t>(lanes) + static_cast<std::uint32_t>(lane)];
+}
+
+inline bool active(const std::uint32_t* scalars, int lane) {
+  return (scalars[kExec + static_cast<std::uint32_t>(lane / 32)] >> (lane % 32) & 1) != 0;
+}
 
 template <DType kType>
 float decode_bits(std::uint32_t code) {

@@ -41,6 +41,16 @@ QUIRE_PROBE(probe_two_bytes) {
   probe.out[gpu::thread_index()] = at[0] | at[1] << 8;
 }
 
+/// Four neighbouring bytes at an odd address: one store of 32 bits. The first thread begins at the second byte, the last one has no
+/// room left.
+QUIRE_PROBE(probe_four_bytes) {
+  const int t = gpu::thread_index();
+  if (t == 63) return;
+  const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(probe.in)[t];
+  auto* to = reinterpret_cast<std::uint8_t*>(probe.out) + 4 * t + 1;
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint8_t>(word >> (8 * i));
+}
+
 /// Every third thread uses shared memory; the others have an address a gigabyte further.
 QUIRE_PROBE(probe_divergent_shared) {
   static __attribute__((shared)) int values[64];
@@ -80,6 +90,17 @@ QUIRE_PROBE(probe_high_registers) {
       : "v11", "v12", "v139", "v140");
   probe.out[t] = static_cast<std::uint32_t>(result);
 }
+
+#if defined(__gfx90a__)
+/// 1000 - 3 x, by the multiplication and sum of two roundings.
+QUIRE_PROBE(probe_multiply_add) {
+  const int t = gpu::thread_index();
+  float result = 0.0f;
+  const float x = static_cast<float>(probe.in[t]), thousand = 1000.0f, three = 3.0f;
+  asm volatile("v_mad_f32 %0, -%1, %2, |%3|" : "=v"(result) : "v"(x), "v"(three), "v"(-thousand));
+  probe.out[t] = static_cast<std::uint32_t>(result);
+}
+#endif
 
 /// A product whose D lies over half of its C: A and B are all ones, so every element of D is 16 more than C's.
 QUIRE_PROBE(probe_overlapping_mfma) {

@@ -113,6 +113,10 @@ class Probes:
     def probe_two_bytes(self, data: bytes) -> "str | None":
         return self._compared("probe_two_bytes", data, [data[3 * t] | data[3 * t + 1] << 8 for t in range(THREADS)])
 
+    def probe_four_bytes(self, data: bytes) -> "str | None":
+        stored = b"\0" + data[:4 * (THREADS - 1)] + b"\0\0\0"
+        return self._compared("probe_four_bytes", data, list(struct.unpack(f"<{THREADS}I", stored)))
+
     def probe_divergent_shared(self, _: bytes) -> "str | None":
         slots = bytes(7 * t % THREADS for t in range(THREADS))
         return self._compared("probe_divergent_shared", slots, [t if t % 3 == 0 else -1 for t in range(THREADS)])
@@ -129,6 +133,9 @@ class Probes:
 
     def probe_high_registers(self, data: bytes) -> "str | None":
         return self._compared("probe_high_registers", data, list(data[:THREADS]))
+
+    def probe_multiply_add(self, data: bytes) -> "str | None":
+        return self._compared("probe_multiply_add", data, [1000 - 3 * x for x in data[:THREADS]])
 
     def probe_overlapping_mfma(self, data: bytes) -> "str | None":
         got = self._run("probe_overlapping_mfma", data, 4 * THREADS)

@@ -71,7 +71,7 @@ def run_target(args: argparse.Namespace, scratch: Path) -> dict:
     wrong_probes = probes.findings()
     print("".join(f"{finding}\n" for finding in wrong_probes), end="")
     judged = {kernel: judge_attention(session, len(names)) for kernel, names in session.matrices(not args.whole)}
-    judged.update({what: judge_other(session, what) for what in ("append", "merge", "contents", "broken batches")})
+    judged.update({what: judge_other(session, what) for what in ("append", "merge", "merge_many", "contents", "broken batches")})
     code = {kernel: coverage(session, kernel) for kernel in session.holder}
     for name, report in judged.items():
         worst = report.get("worst_error_of_tolerance")
@@ -105,8 +105,8 @@ def write_page(text: dict) -> None:
     begin, end = "<!-- results: written by tests/amd_emulator/run.py -->\n", "<!-- end of results -->"
     before, rest = page.read_text().split(begin)
     executed = sum(report["wave_instructions"] for report in text["targets"])
-    about = f"{text['date']}, commit {text['commit']}, {text['compiler']}; {executed / 1e9:.1f} billion instructions of waves executed. " \
-            "Everything: `bench/results/amd-emulated.json`."
+    about = f"{text['date']}, commit {text['commit']}, {text['compiler']}; {executed / 1e9:.1f} billion instructions of waves executed. Everything:\n" \
+            "`bench/results/amd-emulated.json`."
     page.write_text(before + begin + about + "\n\n" + results_table(text["targets"]) + "\n" + end + rest.split(end)[1])
 
 

@@ -52,7 +52,7 @@ class Session:
         return json.loads(result)
 
     def judge_other(self, what: str) -> dict:
-        """append, merge, or broken batches: how many cases, and what is wrong."""
+        """append, merge, merge_many, contents or broken batches: how many cases, and what is wrong."""
         return json.loads(self.library.amd_judge_other(what.encode(), self.target.encode(), self._launch, 7))
 
 

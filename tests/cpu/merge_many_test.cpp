@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/compare_merged.h"
 #include "kernels/move_cases.h"
 #include "quire/attention.hpp"
 #include "semantics/dtype.h"
@@ -21,7 +22,6 @@ constexpr double kUnit = 0x1p-24;
 struct Stack {
   Storage storage;
   Tensor outs, lses, out, lse;
-  std::int64_t parts() const { return outs.shape[0]; }
 };
 
 /// N(0,1) rows. Part t % (parts + 1) of row t is empty and holds NaN; of row 4 all parts are, if `all_empty`.
@@ -45,35 +45,8 @@ void fill(Stack& s, std::int64_t parts, DType dtype, bool gap, bool all_empty, s
       }
 }
 
-/// fp64, and how far f32 may be off: each weight has an exponential of a difference (u |lse| each), a sum of `parts` terms and a
-/// quotient; each element a sum of `parts` products.
-struct Expected {
-  double lse = -INFINITY, lse_tolerance = 0, value = 0, tolerance = 0;
-};
-Expected expected(const Stack& s, std::int64_t t, std::int64_t h, std::int64_t d) {
-  Expected e;
-  double top = -INFINITY, sum = 0, largest = 0, terms = 0;
-  for (std::int64_t i = 0; i < s.parts(); ++i) top = std::max(top, at(s.lses, {i, t, h}));
-  if (std::isinf(top)) return e;
-  for (std::int64_t i = 0; i < s.parts(); ++i) {
-    const double lse = at(s.lses, {i, t, h});
-    sum += std::exp(lse - top);
-    if (!std::isinf(lse)) largest = std::max(largest, std::fabs(lse));
-  }
-  e.lse = top + std::log(sum);
-  const double steps = 8.0 + 2.0 * static_cast<double>(s.parts());
-  e.lse_tolerance = steps * kUnit * (1 + 2 * largest);
-  for (std::int64_t i = 0; i < s.parts(); ++i) {
-    const double lse = at(s.lses, {i, t, h});
-    if (std::isinf(lse)) continue;
-    const double term = std::exp(lse - e.lse) * at(s.outs, {i, t, h, d});
-    e.value += term;
-    terms += std::fabs(term);
-  }
-  const DType dtype = s.out.dtype;
-  const double u = dtype == DType::f32 ? kUnit : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
-  e.tolerance = (dtype == DType::f16 ? 0x1p-25 : 0x1p-134) + u * std::fabs(e.value) + steps * kUnit * (1 + 2 * largest) * terms;
-  return e;
+MergedStack expected(const Stack& s, std::int64_t t, std::int64_t h, std::int64_t d) {
+  return merged_stack(s.outs, s.lses, {t, h, d}, s.out.dtype);
 }
 
 TEST(MergeMany, MatchesFp64ForEveryNumberOfPartsTypeAndStride) {
@@ -88,7 +61,7 @@ TEST(MergeMany, MatchesFp64ForEveryNumberOfPartsTypeAndStride) {
           for (std::int64_t t = 0; t < kTokens; ++t)
             for (std::int64_t h = 0; h < kHeads; ++h)
               for (std::int64_t d = 0; d < kDim; ++d) {
-                const Expected e = expected(s, t, h, d);
+                const MergedStack e = expected(s, t, h, d);
                 if (std::isinf(e.lse))
                   ASSERT_EQ(at(s.lse, {t, h}), -INFINITY);
                 else

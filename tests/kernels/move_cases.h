@@ -220,6 +220,14 @@ struct StackCase {
   Tensor outs, lses, out, lse;
 };
 
+/// Calls visit(dtype, gap, parts).
+template <class Visit>
+void for_each_stack(Visit&& visit) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const bool gap : {false, true})
+      for (const std::int64_t parts : {1, 2, 5}) visit(dtype, gap, parts);
+}
+
 /// Calls visit(dtype, gap, in_place).
 template <class Visit>
 void for_each_merge(Visit&& visit) {

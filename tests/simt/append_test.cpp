@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/gpu/append.h"
+#include "backend/gpu/append_four_bits.h"
 #include "backend/gpu/append_words_args.h"
 #include "backend/gpu/merge.h"
 #include "backend/gpu/resolve.h"
@@ -35,8 +36,10 @@ std::string append_on_device(const AppendCase& c, int wave, std::uint64_t seed, 
   a.slots = {c.slots.data(), DType::i64, 1};
   a.outcome = &outcome;
   const simt::Launch launch{.blocks = 2, .threads = gpu::kAppendThreads, .wave = wave, .seed = seed};
-  const std::string first = simt::run(launch, [&] { gpu::validate_slots(a); });
-  return first + simt::run(launch, [&] { gpu::append(a); });
+  std::string errors = simt::run(launch, [&] { gpu::validate_slots(a); });
+  if (gpu::appends_four_bits(a)) errors += simt::run(launch, [&] { gpu::append_four_bits(a); });
+  if (gpu::appends_others(a)) errors += simt::run(launch, [&] { gpu::append(a); });
+  return errors;
 }
 
 Status append_on_cpu(const AppendCase& c) { return append(c.cache, c.key, c.value, c.slot_mapping()); }
@@ -194,26 +197,24 @@ TEST(SimtMerge, EqualsTheCpuAlsoInPlace) {
 }
 
 TEST(SimtMerge, AStackEqualsTheCpuForEveryTypeStrideAndNumberOfParts) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    for (const bool gap : {false, true})
-      for (const std::int64_t parts : {1, 2, 5}) {
-        const StackCase cpu(dtype, gap, parts), device(dtype, gap, parts);
-        ASSERT_TRUE(merge_many(cpu.outs, cpu.lses, cpu.out, cpu.lse).ok());
-        gpu::MergeManyArgs a;
-        a.num_parts = static_cast<std::int32_t>(parts);
-        a.num_tokens = StackCase::kTokens;
-        a.num_heads = StackCase::kHeads;
-        a.head_dim = StackCase::kDim;
-        const auto& s = device.outs.stride;
-        a.outs = {device.outs.data, dtype, {s[0], s[2], s[1], 0, s[3], StackCase::kDim}};
-        a.lses = {static_cast<float*>(device.lses.data), device.lses.stride[1], device.lses.stride[2]};
-        a.lse_part = device.lses.stride[0];
-        a.out = {device.out.data, dtype, simt::row_strides(device.out)};
-        a.lse = simt::lse_of(device.lse);
-        EXPECT_EQ(simt::run({.blocks = 2, .threads = gpu::kMergeThreads, .seed = 9}, [&] { gpu::merge_many(a); }), "");
-        EXPECT_TRUE(same_bytes(cpu.out, device.out)) << name(dtype) << gap << parts;
-        EXPECT_TRUE(same_bytes(cpu.lse, device.lse)) << name(dtype) << gap << parts;
-      }
+  for_each_stack([](DType dtype, bool gap, std::int64_t parts) {
+    const StackCase cpu(dtype, gap, parts), device(dtype, gap, parts);
+    ASSERT_TRUE(merge_many(cpu.outs, cpu.lses, cpu.out, cpu.lse).ok());
+    gpu::MergeManyArgs a;
+    a.num_parts = static_cast<std::int32_t>(parts);
+    a.num_tokens = StackCase::kTokens;
+    a.num_heads = StackCase::kHeads;
+    a.head_dim = StackCase::kDim;
+    const auto& s = device.outs.stride;
+    a.outs = {device.outs.data, dtype, {s[0], s[2], s[1], 0, s[3], StackCase::kDim}};
+    a.lses = {static_cast<float*>(device.lses.data), device.lses.stride[1], device.lses.stride[2]};
+    a.lse_part = device.lses.stride[0];
+    a.out = {device.out.data, dtype, simt::row_strides(device.out)};
+    a.lse = simt::lse_of(device.lse);
+    EXPECT_EQ(simt::run({.blocks = 2, .threads = gpu::kMergeThreads, .seed = 9}, [&] { gpu::merge_many(a); }), "");
+    EXPECT_TRUE(same_bytes(cpu.out, device.out)) << name(dtype) << gap << parts;
+    EXPECT_TRUE(same_bytes(cpu.lse, device.lse)) << name(dtype) << gap << parts;
+  });
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attention. append(), derive_cached_lens(), merge() and merge_many() on CUDA: src/backend/gpu/append.h, append_words.h,
-// cached_lens.h and merge.h.
+// Stage: attention. append(), derive_cached_lens(), merge() and merge_many() on CUDA: src/backend/gpu/append.h,
+// append_four_bits.h, append_words.h, cached_lens.h and merge.h.
 #include "backend/gpu/runtime.h"
 
 #include "backend/cuda/dependent_launch.h"
 #include "backend/cuda/launches.h"
 #include "backend/gpu/append.h"
+#include "backend/gpu/append_four_bits.h"
 #include "backend/gpu/append_words.h"
 #include "backend/gpu/cached_lens.h"
 #include "backend/gpu/merge.h"
@@ -18,6 +19,12 @@ __global__ void __launch_bounds__(gpu::kAppendThreads) append_kernel(const __gri
   wait_for_dependencies();
   let_dependents_start();
   gpu::append(args);
+}
+
+__global__ void __launch_bounds__(gpu::kAppendThreads) append_four_bits_kernel(const __grid_constant__ gpu::AppendArgs args) {
+  wait_for_dependencies();
+  let_dependents_start();
+  gpu::append_four_bits(args);
 }
 
 /// Key, value and slots may come from the kernel ahead, and kernels before it may still read the cache: nothing is read or
@@ -64,7 +71,11 @@ __global__ void __launch_bounds__(gpu::kMergeThreads) merge_many_kernel(const __
 cudaError_t launch_append(const gpu::AppendArgs& args, cudaStream_t stream) {
   if (const std::optional<gpu::AppendWords> words = gpu::append_words_args(args))
     return words->rows == DType::bf16 ? launch_words<DType::bf16>(*words, stream) : launch_words<DType::f16>(*words, stream);
-  return launch_dependent(append_kernel, {static_cast<int>(gpu::append_blocks(args)), gpu::kAppendThreads, 0}, stream, args);
+  const LaunchShape shape{static_cast<int>(gpu::append_blocks(args)), gpu::kAppendThreads, 0};
+  if (gpu::appends_four_bits(args))
+    if (const cudaError_t error = launch_dependent(append_four_bits_kernel, shape, stream, args); error != cudaSuccess)
+      return error;
+  return gpu::appends_others(args) ? launch_dependent(append_kernel, shape, stream, args) : cudaSuccess;
 }
 
 cudaError_t launch_cached_lens(const gpu::CachedLensArgs& args, cudaStream_t stream) {

@@ -15,8 +15,17 @@
 
 namespace quire::gpu {
 
-/// KvStrides::element() without its divisions where there is one chunk.
-QUIRE_HD std::int64_t element_of(const semantics::KvStrides& s, std::int64_t d) { return d < s.x ? d * s.dim : s.element(d); }
+/// KvStrides::element() of a dim below 2^31, without divisions where there is one chunk.
+QUIRE_HD std::int64_t element_of(const semantics::KvStrides& s, std::int64_t d) {
+  if (d < s.x) return d * s.dim;
+#if defined(__CUDA_ARCH__)
+  return s.element(d);
+#else
+  // AMD's compiler writes out each division: 250 instructions for 64 bits, 30 for 32.
+  const std::uint32_t dim = static_cast<std::uint32_t>(d), x = static_cast<std::uint32_t>(s.x);
+  return dim / x * s.chunk + dim % x * s.dim;
+#endif
+}
 
 /// Rows of elements: element (page | token, head, dim) lives where `strides` says.
 struct RowSource {

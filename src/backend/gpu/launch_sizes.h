@@ -45,6 +45,10 @@ inline std::int64_t append_blocks(const AppendArgs& a) {
   const std::int32_t tokens = append_pieces(a).tokens_at_once;
   return blocks_for((std::int64_t{a.num_tokens} + tokens - 1) / tokens, 8192);
 }
+/// Sides of the cache that append_four_bits() takes; append() takes the others.
+inline bool appends_four_bits(const AppendArgs& a) { return a.k_block_scale.present() || a.v_block_scale.present(); }
+inline bool appends_others(const AppendArgs& a) { return !a.k_block_scale.present() || !a.v_block_scale.present(); }
+
 /// As many as fill a device: how many rows there are to fill is known there.
 inline std::int64_t fill_blocks(const AttendArgs& a) {
   return blocks_for(std::int64_t{a.num_tokens} * a.num_q_heads * a.v_head_dim / kFillThreads, 512);

@@ -4,6 +4,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/append.h"
+#include "backend/gpu/append_four_bits.h"
 #include "backend/gpu/attend_generic.h"
 #include "backend/gpu/check_contents.h"
 #include "backend/gpu/fill_rows.h"
@@ -38,6 +39,8 @@ QUIRE_KERNEL(gpu::kFillThreads) quire_fill_rows(const gpu::AttendArgs args) { gp
 QUIRE_KERNEL(gpu::kAppendThreads) quire_validate_slots(const gpu::AppendArgs args) { gpu::validate_slots(args); }
 
 QUIRE_KERNEL(gpu::kAppendThreads) quire_append(const gpu::AppendArgs args) { gpu::append(args); }
+
+QUIRE_KERNEL(gpu::kAppendThreads) quire_append_four_bits(const gpu::AppendArgs args) { gpu::append_four_bits(args); }
 
 QUIRE_KERNEL(gpu::kMergeThreads) quire_merge(const gpu::MergeArgs args) { gpu::merge(args); }
 

@@ -103,7 +103,12 @@ Status launch_alone(const Launch& what, std::int64_t blocks, const Arguments& ar
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
-  return launch_alone({kPortable, "quire_append", gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
+  const auto enqueue = [&](const char* kernel) {
+    return launch_alone({kPortable, kernel, gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
+  };
+  if (gpu::appends_four_bits(args))
+    if (Status s = enqueue("quire_append_four_bits"); !s.ok()) return s;
+  return gpu::appends_others(args) ? enqueue("quire_append") : Status{};
 }
 
 Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {

@@ -11,6 +11,7 @@
 #include "backend/gpu/runtime.h"
 
 #include "backend/gpu/append.h"
+#include "backend/gpu/append_four_bits.h"
 #include "backend/gpu/attend_generic.h"
 #include "backend/gpu/check_contents.h"
 #include "backend/gpu/fill_rows.h"
@@ -52,6 +53,8 @@ constexpr Model kPortable[] = {
     {"quire_validate_slots", sizeof(AppendArgs), false, 0,
      [](const void* a) { gpu::validate_slots(*static_cast<const AppendArgs*>(a)); }},
     {"quire_append", sizeof(AppendArgs), false, 0, [](const void* a) { gpu::append(*static_cast<const AppendArgs*>(a)); }},
+    {"quire_append_four_bits", sizeof(AppendArgs), false, 0,
+     [](const void* a) { gpu::append_four_bits(*static_cast<const AppendArgs*>(a)); }},
     {"quire_merge", sizeof(MergeArgs), false, 0, [](const void* a) { gpu::merge(*static_cast<const MergeArgs*>(a)); }},
     {"quire_merge_many", sizeof(MergeManyArgs), false, 0,
      [](const void* a) { gpu::merge_many(*static_cast<const MergeManyArgs*>(a)); }},
@@ -136,7 +139,7 @@ unsigned most_blocks(const std::string& kernel) {
 
 std::string pointer_elsewhere(const std::string& kernel, const void* argument, IsDeviceMemory is_device_memory) {
   std::vector<std::pair<const char*, const void*>> pointers;
-  if (kernel == "quire_append") {
+  if (kernel == "quire_append" || kernel == "quire_append_four_bits") {
     const auto& a = *static_cast<const AppendArgs*>(argument);
     pointers = {{"key", a.key.data},
                 {"value", a.value.data},
