@@ -102,12 +102,13 @@ class DeviceLane {
     lane.options_ = there.options();
     lane.plan = std::move(planned).value();
     lane.plan_seconds = seconds_of_plan(there, settings);
-    for (const std::size_t bytes : {workspace_bytes(lane.plan), bytes_of(there.batch().query), bytes_of(there.batch().lse)}) {
+    const Tensor output = output_of(there.batch(), there.cache());
+    for (const std::size_t bytes : {workspace_bytes(lane.plan), bytes_of(output), bytes_of(there.batch().lse)}) {
       Result<DeviceBytes> made = DeviceBytes::make(*gpu.runtime, bytes);
       if (!made.ok()) return made.status();
       lane.memory_.push_back(std::move(made).value());
     }
-    lane.batch_.output = like(there.batch().query, lane.memory_[1].data());
+    lane.batch_.output = like(output, lane.memory_[1].data());
     lane.batch_.lse = like(there.batch().lse, lane.memory_[2].data());
     return lane;
   }

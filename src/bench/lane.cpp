@@ -25,6 +25,13 @@ PlanSettings settings_of(const BenchVariant& v) {
 
 }  // namespace
 
+Tensor output_of(const Batch& batch, const KVCache& cache) {
+  Tensor output = batch.query;
+  output.dtype = batch.output.dtype;
+  output.shape[2] = v_head_dim(cache);
+  return output;
+}
+
 Result<Lane> Lane::make(const Case& c, const BenchVariant& variant) {
   Result<Plan> planned = quire::plan(c.batch, c.cache, c.options, settings_of(variant));
   if (!planned.ok()) return planned.status();
@@ -32,10 +39,7 @@ Result<Lane> Lane::make(const Case& c, const BenchVariant& variant) {
   lane.variant_ = variant;
   lane.plan_ = std::move(planned).value();
   const auto workspace = static_cast<std::int64_t>(workspace_bytes(lane.plan_));
-  // The output is contiguous: a capture's own may be strided.
-  Tensor output = c.batch.query;
-  output.dtype = c.batch.output.dtype;
-  output.shape[2] = v_head_dim(c.cache);
+  const Tensor output = output_of(c.batch, c.cache);
   for (const std::int64_t bytes : {workspace, num_bytes(output), num_bytes(c.batch.lse)}) {
     lane.memory_.emplace_back(std::max<std::int64_t>(64, bytes));
     if (lane.memory_.back().data() == nullptr) return Status(Code::out_of_memory, "bench: not enough memory for the workspace");

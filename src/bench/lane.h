@@ -17,6 +17,9 @@
 
 namespace quire::bench_detail {
 
+/// The output of a case by its shape: dense, because a capture's own may be strided. It has no memory yet.
+Tensor output_of(const Batch& batch, const KVCache& cache);
+
 class Lane {
  public:
   /// Plans; fails with the plan's status (a refusal) or out_of_memory.

@@ -269,8 +269,8 @@ TEST(Select, TunedGpuKernelsRefuseMasksWithReasons) {
 /// cuda_generic's tiles.
 TEST(Select, Sm90TakesMasksOverSixteenBitRows) {
   const Device sm90 = find_device("sm90").value();
-  for (const char* mask : {"causal=0 window=20", "causal=0 alibi=1", "causal=0 wright=3", "causal=1x1,1x0", "qbegin=1x40,1x70", "chunk=8",
-                           "spans=0:3-9", "window=8 prefix=2", "tree=1x0,1x9"}) {
+  for (const char* mask : {"causal=0 window=20", "causal=0 alibi=1", "causal=0 wright=3", "causal=1x1,1x0", "qbegin=1x40,1x70",
+                           "chunk=8", "spans=0:3-9", "window=8 prefix=2", "tree=1x0,1x9"}) {
     const std::string rest = std::string(" page=16 reqs=1@40,9@20 ") + mask;
     for (const char* kinds : {"q=bf16 heads=8:2 d=128", "q=f16 heads=8:2 d=192 dv=128", "q=bf16 heads=8:2 d=512"}) {
       const Problem p = parse((kinds + rest).c_str());

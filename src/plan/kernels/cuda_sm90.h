@@ -62,7 +62,8 @@ struct Sm90Tuning {
     if (tile_rows != narrow_rows || head_dim > 128) return 1;
     return cache_itemsize == 1 ? 4 : 2;
   }
-  /// Whether head_dims of K and V are those of MLA's prefill, or 512. Prefill serves all rows of these, from 16-bit caches of rows.
+  /// Whether head_dims of K and V are those of MLA's prefill, or 512. Prefill serves all rows of these, from 16-bit caches of
+  /// rows.
   static constexpr bool has_wide_dims(std::int64_t head_dim, std::int64_t v_head_dim) {
     return (head_dim == 192 && v_head_dim == 128) || (head_dim == 512 && v_head_dim == 512);
   }

@@ -22,12 +22,12 @@ constexpr int kFewRequests = 64;   ///< that one warp counts
 constexpr int kWorkEntries = 960;  ///< first iterations of requests that a block keeps in shared memory
 
 // Constants of prefill/.
-constexpr int kPair = 2;                                                         ///< blocks that share tiles of keys
-constexpr int kPrefillGroups = 2;                                                ///< warpgroups that multiply, 64 score rows each
-constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                           ///< score rows of a block's part of a tile
+constexpr int kPair = 2;                                                        ///< blocks that share tiles of keys
+constexpr int kPrefillGroups = 2;                                               ///< warpgroups that multiply, 64 score rows each
+constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                          ///< score rows of a block's part of a tile
 constexpr int prefill_keys(int head_dim) { return head_dim > 192 ? 64 : 128; }  ///< of a tile
 constexpr int kMostOutDims = 256;  ///< dims of the output that registers of a block hold; a pair holds twice as many
-constexpr int kFreshTokens = 64;                                                 ///< that a box of this step's rows holds
+constexpr int kFreshTokens = 64;   ///< that a box of this step's rows holds
 
 /// Arguments of a Hopper kernel: those of every GPU kernel, and those that no other kernel asks.
 struct HopperArgs {

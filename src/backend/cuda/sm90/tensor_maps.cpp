@@ -249,8 +249,7 @@ bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
   const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows, std::int64_t dims) {
     const semantics::KvStrides& s = rows.strides;
     return rows.data == nullptr ||
-           encode_one(map, rows, dims,
-                      {{a.num_tokens, s.token, kFreshTokens}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
+           encode_one(map, rows, dims, {{a.num_tokens, s.token, kFreshTokens}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
   };
   return encode(maps.cache, a) && fresh(maps.key, a.key, a.head_dim) && fresh(maps.value, a.value, a.v_head_dim) &&
          (is_fp8(a.query.dtype) ||

@@ -9,8 +9,7 @@ namespace {
 
 template <typename T>
 cudaError_t start_wide(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  if (args.common.head_dim == 512)
-    return start_prefill<T, Memory<512, CacheKind::rows>>(args, maps, blocks, stream);
+  if (args.common.head_dim == 512) return start_prefill<T, Memory<512, CacheKind::rows>>(args, maps, blocks, stream);
   return start_prefill<T, Memory<192, CacheKind::rows, 128>>(args, maps, blocks, stream);
 }
 
