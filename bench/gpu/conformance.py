@@ -119,7 +119,8 @@ def mask_of(pick: random.Random, lengths: "list[tuple[int, int]]") -> "list[str]
         "spans": ["spans=" + (",".join(starts) or "none"), *[window] * pick.choice([0, 1]), *["beyond=1"] * pick.choice([0, 1])],
         "prefix": [window, "prefix=" + pick.choice(["4", ",".join(str(pick.choice([0, 1, 100, 600])) for _ in lengths)])],
         "tree": ["tree=" + ",".join(str(min(rows, pick.choice([0, 1, 17, 64, 256]))) for rows, _ in lengths)],
-        "places": ["kbegin=" + ",".join(map(str, begins)),
+        "places": [pick.choice([window, f"chunk={pick.choice([100, 128, 1000])}", "lse=1"]),
+                   "kbegin=" + ",".join(map(str, begins)),
                    "qbegin=" + ",".join(str(max(0, begin + context + pick.choice([0, -5, 40]))) for begin, (_, context) in zip(begins, lengths))],
     }
     return kinds[pick.choice(list(kinds))]
@@ -142,7 +143,7 @@ def masked_lines(count: int, seed: int) -> "list[str]":
         options = ["alibi=1"] * pick.choice([0, 0, 1]) + ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1])
         options += ["out=fp8_e4m3fn"] * pick.choice([0, 0, 0, 0, 1]) + [f"scale={pick.choice([0.02, 1, 10])}"] * pick.choice([0, 0, 0, 1])
         lines.append(f"q={dtype} heads={kv_heads * group}:{kv_heads} {dims} page={pick.choice([16, 32, 48, 64, 128])} "
-                     f"layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} {' '.join(mask + options)} lse=1 seed={seed + i}")
+                     f"layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} {' '.join(dict.fromkeys(mask + options + ['lse=1']))} seed={seed + i}")
     return lines
 
 

@@ -72,6 +72,12 @@ std::vector<DeviceList> short_and_tall_lists(const Plan& plan, KernelHandle kern
   return lists;
 }
 
+std::vector<DeviceList> lists_of(const KernelRow& row, const Plan& plan) {
+  std::vector<DeviceList> lists = row.gpu->lists(plan);
+  for (DeviceList& list : lists) list.kernel = row;
+  return lists;
+}
+
 Bounds bounds_of(const Problem& problem) {
   return {static_cast<std::int64_t>(problem.reqs.size()), problem.num_tokens() + problem.num_padding_rows,
           problem.max_query_len(), problem.max_seq_len()};

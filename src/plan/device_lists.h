@@ -34,6 +34,9 @@ struct ShortAndTall {
 DeviceList tall_list(const Plan& plan, KernelHandle kernel, const ShortAndTall& tiles);
 std::vector<DeviceList> short_and_tall_lists(const Plan& plan, KernelHandle kernel, const ShortAndTall& tiles);
 
+/// The lists by which the kernel of another row serves a plan.
+std::vector<DeviceList> lists_of(const KernelRow& row, const Plan& plan);
+
 /// The bounds of a problem whose lengths are known.
 Bounds bounds_of(const Problem& problem);
 

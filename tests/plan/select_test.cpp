@@ -280,7 +280,12 @@ TEST(Select, Sm90TakesMasksOverSixteenBitRows) {
       EXPECT_EQ(made.work().lists[0].role, plan_detail::Role::prefill) << mask;
       const Plan exact = plan(p, sm90, {.exact_weights = true}).value();
       EXPECT_EQ(exact.work().lists[0].kernel, "cuda_generic") << mask;
-      EXPECT_EQ(made.kernel.row().gpu->instead(made, made.work().lists[0]).kernel, "cuda_generic") << mask;
+      const Plan generic = plan(p, sm90, {.kernel = "cuda_generic"}).value();
+      EXPECT_EQ(exact.work().lists[0].num_blocks, generic.work().lists[0].num_blocks) << mask;
+      EXPECT_EQ(exact.work().lists[0].target_items, generic.work().lists[0].target_items) << mask;
+      const plan_detail::DeviceList instead = made.kernel.row().gpu->instead(made, made.work().lists[0]);
+      EXPECT_EQ(instead.kernel, "cuda_generic") << mask;
+      EXPECT_EQ(instead.num_blocks, generic.work().lists[0].num_blocks) << mask;
     }
     for (const char* kinds : {"q=bf16 kv=fp8_e4m3fn heads=8:2 d=128", "q=bf16 heads=8:2 d=128 layout=packed"})
       EXPECT_EQ(plan(parse((kinds + rest).c_str()), sm90)->kernel, "cuda_generic") << mask;

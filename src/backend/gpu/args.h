@@ -142,8 +142,8 @@ struct WorkList {
   std::int32_t* num_slices = nullptr;  ///< [1]
   std::int32_t* next_item = nullptr;   ///< [1]
   std::int32_t* parts_done = nullptr;  ///< [max_merges][num_kv_heads]
-  float* partial_acc = nullptr;        ///< [max_partials][tile_rows][v_head_dim], un-normalised
-  float* partial_states = nullptr;     ///< [max_partials][tile_rows][2]: max and sum
+  float* partial_acc = nullptr;        ///< [max_partials][tile_rows][v_head_dim], beside max and sum un-normalised
+  float* partial_states = nullptr;     ///< [max_partials][tile_rows][2]: max and sum, or lse and 1
   std::int32_t tile_rows = 16;         ///< score rows per tile
   std::int32_t tile_keys = 64;         ///< parts begin at multiples of this, counted from key 0
   std::int32_t min_rows = 0;           ///< takes the requests with min_rows < query_len * group <= max_rows

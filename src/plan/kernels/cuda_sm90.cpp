@@ -105,17 +105,21 @@ bool may_be_decode_alone(const Plan& plan, std::int64_t rows) {
 
 DeviceList stream_k_decode(const Plan& plan);
 
+/// Whether cuda_mma serves what prefill does not.
+bool mma_takes(const Problem& p) { return has_mma_instance(p) && p.is_causal_at_end(); }
+
 /// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit the kernel: Stream-K for cluster decode;
 /// for the others, which read by tensor copies, cuda_mma's tiles, or cuda_generic's for types and masks that cuda_mma has no
 /// instance for.
 DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
   if (list.role == Role::decode_cluster) return stream_k_decode(plan);
   DeviceList other = list;
-  if (!has_mma_instance(plan.problem) || !plan.problem.is_causal_at_end()) {
+  if (!mma_takes(plan.problem)) {
     other.kernel = rows::cuda_generic;
     other.role = Role::rows;
     other.tile_rows = std::min(list.tile_rows, kGeneric.tile_rows);
     other.tile_keys = kGeneric.tile_keys;
+    other.num_blocks = plan.num_threads * kGeneric.blocks_per_unit;
     return other;
   }
   other.kernel = rows::cuda_mma;
@@ -253,6 +257,7 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
     decode = stream_k_decode(plan);
     return {decode.role == Role::decode && suits_clusters(plan) ? cluster_decode(decode, plan) : decode};
   }
+  if (!has_decode && !has_rounded_prefill(plan) && !mma_takes(plan.problem)) return lists_of(rows::cuda_generic, plan);
   DeviceList rest = prefill_tiles(plan);
   if (!has_rounded_prefill(plan)) rest = sm90_instead(plan, tall_list(plan, rows::cuda_mma, kMmaTiles));
   rest.min_rows = has_decode ? decode.max_rows : 0;

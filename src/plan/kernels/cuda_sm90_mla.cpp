@@ -51,11 +51,7 @@ DeviceList generic_instead(const Plan&, const DeviceList& list) {
 
 /// A block fills an SM.
 std::vector<DeviceList> mla_lists(const Plan& plan) {
-  if (plan.exact_weights || plan.batch_invariant) {
-    std::vector<DeviceList> lists = rows::cuda_generic.gpu->lists(plan);
-    for (DeviceList& list : lists) list.kernel = rows::cuda_generic;
-    return lists;
-  }
+  if (plan.exact_weights || plan.batch_invariant) return lists_of(rows::cuda_generic, plan);
   DeviceList list;
   list.kernel = rows::cuda_sm90_mla;
   list.tile_rows = kMla.tile_rows;

@@ -65,12 +65,12 @@ cudaError_t launch_cluster(const gpu::AttendArgs& args, int blocks, cudaStream_t
 /// blocks.
 cudaError_t launch_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
-/// prefill/instances_wide.cu: the same for 16-bit caches of other head_dims (kSm90.has_wide_dims()).
-cudaError_t launch_prefill_wide(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
-/// prefill/instances_masked.cu: both of these with masks of every kind (decision 35).
-cudaError_t launch_prefill_masked(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 /// prefill/instances_packed.cu and prefill/instances_packed_fp8.cu: the same for packed caches.
 cudaError_t launch_prefill_packed(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 cudaError_t launch_prefill_packed_codes(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+/// prefill/instances_wide.cu: the same for 16-bit caches of rows with other head_dims (kSm90.has_wide_dims()).
+cudaError_t launch_prefill_wide(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
+/// prefill/instances_masked.cu: launch_prefill() and launch_prefill_wide() with masks of every kind (decision 35).
+cudaError_t launch_prefill_masked(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream);
 
 }  // namespace quire::cuda::sm90

@@ -43,7 +43,7 @@ inline bool has_packed_pieces(const gpu::AttendArgs& a) {
 /// Two neighbouring dims of an output row are one aligned word.
 inline bool has_output_pairs(const gpu::AttendArgs& a) {
   const semantics::KvStrides& s = a.output_strides;
-  return s.dim == 1 && s.x >= a.head_dim && s.head % 2 == 0 && s.token % 2 == 0 &&
+  return s.dim == 1 && s.x >= a.v_head_dim && s.head % 2 == 0 && s.token % 2 == 0 &&
          reinterpret_cast<std::uintptr_t>(a.output) % (2 * itemsize(a.output_dtype)) == 0;
 }
 

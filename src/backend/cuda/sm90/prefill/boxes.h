@@ -55,10 +55,11 @@ struct TileBoxes {
     return box;
   }
 
-  /// Pages of boxes [32 group, 32 group + 32), one a lane; those that no row sees are not looked up.
+  /// Pages of boxes [32 group, 32 group + 32), one a lane. Boxes that no row sees are not looked up.
   __device__ int look_up(const Job& job, int group) const {
     const int token = (group * 32 + static_cast<int>(threadIdx.x) % 32) * block.maps.cache.box_tokens;
     if (token + block.maps.cache.box_tokens <= job.item.slice.key_begin || token >= job.keys.cached_end) return -1;
+    if (is_in_gap(job, token, token + block.maps.cache.box_tokens)) return -1;
     return static_cast<int>(block.a.block_table.page(job.item.slice.req, token / block.a.page_size));
   }
 

@@ -86,7 +86,8 @@ struct Consumer {
   /// True if no row of the warpgroup sees more than the first half of the job's first tile.
   __device__ bool sees_half(const Job& job, const Rows& rows) const {
     const KeyTileSpan span = key_tile<kKeys>(job, 0);
-    return min(span.end, mainloop.scores.seen_end(job, rows.end - 1 - job.item.slice.row_begin)) - span.first <= kKeys / 2;
+    const int first = rows.first - job.item.slice.row_begin, last = rows.end - 1 - job.item.slice.row_begin;
+    return min(span.end, mainloop.scores.seen_end(job, first, last)) - span.first <= kKeys / 2;
   }
 
   /// Each job is begun before the one before it is closed, in the slot `open`.

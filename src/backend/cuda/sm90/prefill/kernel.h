@@ -4,9 +4,10 @@
 //
 // Producer warps draw items and copy by the tensor copy engine (TMA), boxes of up to 64 tokens; transform warps convert fp8 codes
 // (transform.h); two consumer warpgroups of 64 rows each multiply by wgmma (products.h, mainloop.h). Two blocks share tiles of
-// keys: each copies half to both, because reads of the L2 cache by all blocks are near its limit. At head_dim 512 they have the
-// same rows and half of V each: both compute the rows' scores, because registers hold 256 dims of 128 rows. Weights are rounded
-// to the query's type (numerics.md, "Rounded weights"). Rows are written by tensor copies (epilogue.h).
+// keys: each copies half of the boxes to both, because reads of the L2 cache by all blocks are near its limit. At head_dim 512
+// the two blocks have the same rows, share keys alone and have half of V each: both compute the rows' scores, because registers
+// hold 256 dims of 128 rows. Weights are rounded to the query's type (numerics.md, "Rounded weights"). Rows are written by tensor
+// copies (epilogue.h).
 #pragma once
 
 #include <type_traits>

@@ -35,7 +35,8 @@ struct MaskedScoring {
     describe_rows(job, first);
     const RowKeys of_first = keys_of_row(job.sight, block.query_row(job, first - slice.row_begin));
     const RowKeys of_last = keys_of_row(job.sight, block.query_row(job, end - 1 - slice.row_begin));
-    const int before = job.order.first_cached + (job.keys.cached_end - 1) / kKeys;  // as in scores.h
+    const int before =
+        job.order.first_cached + (job.keys.cached_end - 1) / kKeys;  // tile n above the gap begins at (before - n) kKeys
     const int seen_begin = max(slice.key_begin, of_last.begin), seen_end = min(job.keys.cached_end, of_first.end);
     Work w{first, 0, 0, {}, block.a.score.scale * tile::kLog2e * job.k_scale};
     w.unmasked_begin = max(before + 1 - seen_end / kKeys, job.order.first_cached);
@@ -77,10 +78,9 @@ struct MaskedScoring {
     }
   }
 
-  /// End of the keys that the tile's row `row` sees.
-  __device__ int seen_end(const Job& job, int row) const {
-    const int query_row = block.query_row(job, row);
-    return static_cast<int>(job.sight.of_rows(query_row, query_row).end);
+  /// End of the keys that the tile's rows [first, last] see. The last row alone does not say it: behind all keys it sees none.
+  __device__ int seen_end(const Job& job, int first, int last) const {
+    return static_cast<int>(job.sight.of_rows(block.query_row(job, first), block.query_row(job, last)).end);
   }
 
   /// True if the thread's row `h` sees the whole tile.

@@ -24,9 +24,9 @@ enum class CacheKind { rows, codes, packed, packed_codes };
 constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
 constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
 
-/// kDim_: head_dim of Q and K; kValueDim_: of V and the output. kMasks_: rows see what masks of any kind leave to them, not
-/// causal rows at the end of their keys. fp8 codes are copied into stages of their own, from which the transform warps make tiles
-/// of 16 bits.
+/// kDim_: head_dim of Q and K; kValueDim_: of V and the output. kMasks_: masks of any kind; otherwise rows are
+/// causal and stand at the end of their keys, or see every key. fp8 codes are copied into stages of their own, from which the
+/// transform warps make tiles of 16 bits.
 template <int kDim_, CacheKind kCache, int kValueDim_ = kDim_, bool kMasks_ = false>
 struct Memory {
   static constexpr bool kMasks = kMasks_;
@@ -40,7 +40,8 @@ struct Memory {
   static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
   static constexpr int kStages = kDim > 256 ? 1 : 2;
   /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. With fewer queries than
-  /// jobs, the next job's keys are copied before its query.
+  /// jobs, the next job's keys are copied before its query. Head_dim 256 has one job: a second made 16 prompts of 1k 2.5 % slower
+  /// (H100, docs/lab/2026-11-26-wide-dims-and-masks.md).
   static constexpr int kQueries = kDim > 128 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
   static constexpr int kJobs = kCodes || (kDim > 128 && kDim != 256) ? 2 : kQueries;
   // Warpgroups: two that work, then one that copies. Codes are converted by one more, or, where products take more registers than

@@ -9,8 +9,8 @@
 namespace quire::cuda::sm90::prefill {
 
 /// 16-bit tiles as they are stored. Warps 0 and 1 copy keys, 2 values: issuing a copy takes a warp some 100 cycles, and a tile
-/// may be 16 of them, of which each block of the pair copies half to both. Warp 3 draws items, ahead of the others: from the draw
-/// to the first keys it is four round trips to memory.
+/// may be 16 of them. Of boxes that both blocks need, each copies half to both. Warp 3 draws items, ahead of the others: from the
+/// draw to the first keys it is four round trips to memory.
 template <typename Memory>
 struct Producer {
   using Boxes = TileBoxes<Memory>;

@@ -18,7 +18,7 @@ struct Job {
   static constexpr bool kMasks = false;
   tile::Item item;
   schedule::KeyTiles<int> keys;
-  /// Least position of a row: the last key's where every row sees every key, the one mask that prefill takes (cuda_sm90.cpp).
+  /// Least position of a row in instances without masks: the last key's where every row sees every key.
   int least_position;
   int first_query;  ///< query row of the request that the tile's first score row belongs to
   schedule::KeyTileOrder<int> order;

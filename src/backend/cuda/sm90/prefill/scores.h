@@ -87,9 +87,9 @@ struct Scoring {
     }
   }
 
-  /// End of the keys that the tile's row `row` sees.
-  __device__ int seen_end(const Job& job, int row) const {
-    return semantics::visible_range<std::int32_t>(block.position_of(job, row), block.a.window).end;
+  /// End of the keys that the tile's rows [first, last] see.
+  __device__ int seen_end(const Job& job, int /*first*/, int last) const {
+    return semantics::visible_range<std::int32_t>(block.position_of(job, last), block.a.window).end;
   }
 
   /// True if the thread's row `h` sees the whole tile. An unmasked tile says so for all rows; here each row is asked, because a
