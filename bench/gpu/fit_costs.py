@@ -37,10 +37,11 @@ PLAN = Path(__file__).resolve().parents[2] / "src/plan"
 HEADER = PLAN / "device_costs.h"
 KERNELS = sorted((PLAN / "kernels").glob("*.cpp"))
 BODY = re.compile(r'\.role = Role::(\w+),\s*\.name = "(\w+)"')
-ROW = re.compile(r"\{&k(\w+), Role::(\w+), (true|false), (\d+), ((?:[\d.e+-]+, ){7}[\d.e+-]+)((?:, \d+)?(?:, PageRows::(\w+))?)\}")
+ROW = re.compile(r"\{&k(\w+), Role::(\w+), Codes::(\w+), (\d+), ((?:[\d.e+-]+, ){7}[\d.e+-]+)((?:, \d+)?(?:, PageRows::(\w+))?)\}")
 NAMES = ("first", "item", "tile", "key", "score", "product", "merge", "share")
-PREFILL_ROWS = 256  # that the matrix units are given, whatever the group leaves of them
+PREFILL_ROWS = 256  # that the matrix units of two blocks are given, whatever the group leaves of them; both have a tile that fits one
 WITHIN = 0.15
+CACHES = {"none": "16-bit", "fp8": "fp8", "token_scaled": "8-bit, scales of tokens", "four_bits": "4-bit"}
 
 
 def device_of(paths: "list[str]") -> str:
@@ -62,8 +63,8 @@ def read_costs(product: str) -> "tuple[dict, dict]":
     for path in KERNELS:
         text = path.read_text(encoding="utf-8")
         name = dict(BODY.findall(text))
-        bodies |= {(name[role], fp8 == "true", int(dim), rows or "runs"): dict(zip(NAMES, (float(x) for x in row.split(","))))
-                   for device, role, fp8, dim, row, _, rows in ROW.findall(text) if device == product}
+        bodies |= {(name[role], codes, int(dim), rows or "runs"): dict(zip(NAMES, (float(x) for x in row.split(","))))
+                   for device, role, codes, dim, row, _, rows in ROW.findall(text) if device == product}
     return dict(zip(("ceiling", "call", "launch", "beside"), (float(x) for x in numbers))), bodies
 
 
@@ -79,8 +80,8 @@ def write_costs(product: str, bodies: dict) -> None:
         def row(match: "re.Match") -> str:
             if match[1] != product:
                 return match[0]
-            costs = bodies[name[match[2]], match[3] == "true", int(match[4]), match[7] or "runs"]
-            return f"{{&k{product}, Role::{match[2]}, {match[3]}, {match[4]}, {', '.join(number(costs[one]) for one in NAMES)}{match[6]}}}"
+            costs = bodies[name[match[2]], match[3], int(match[4]), match[7] or "runs"]
+            return f"{{&k{product}, Role::{match[2]}, Codes::{match[3]}, {match[4]}, {', '.join(number(costs[one]) for one in NAMES)}{match[6]}}}"
 
         path.write_text(ROW.sub(row, text), encoding="utf-8")
 
@@ -113,15 +114,17 @@ def page_rows(bodies: dict, body: str, line: dict) -> str:
 
 def row_of(bodies: dict, one: dict, line: dict) -> dict:
     body, rows = one["served_by"], page_rows(bodies, one["served_by"], line)
-    own = bodies.get((body, line["fp8"], line["dim"], rows))
-    return own if own is not None else bodies[body, line["fp8"], 0, rows]
+    own = bodies.get((body, line["codes"], line["dim"], rows))
+    return own if own is not None else bodies[body, line["codes"], 0, rows]
 
 
 def list_us(one: dict, line: dict, device: dict, bodies: dict) -> float:
     if one["items"] == 0:
         return device["launch"]
     c = row_of(bodies, one, line)
-    rows = PREFILL_ROWS if one["served_by"] == "sm90_prefill" else one["tile_rows"]
+    rows = one["tile_rows"]
+    if one["served_by"] == "sm90_prefill":
+        rows = PREFILL_ROWS if rows > PREFILL_ROWS / 2 else PREFILL_ROWS / 2
     keys, dim = one["tile_keys"], line["mean_dim"]
     tile = c["tile"] + 1e-6 * (keys * dim * c["key"] + rows * keys * (c["score"] + dim * c["product"]))
     read = one["read_bytes"] / (c["share"] * line["ceiling"] * 1e6)
@@ -193,6 +196,16 @@ def field(line: str, name: str, absent: int) -> int:
     return int(found[1]) if found else absent
 
 
+def codes_of(line: str) -> str:
+    """Codes, of device_costs.h, in a line's caches."""
+    types = re.search(r"(?:^| )kv=(\S+)", line)
+    if "kscale=token" in line:
+        return "token_scaled"
+    if types and re.search("nvfp4|mxfp4", types[1]):
+        return "four_bits"
+    return "fp8" if types and types[1].startswith("fp8") else "none"
+
+
 def predicted_lines(quire: str, product: str, path: Path, ceiling: float) -> "list[dict]":
     """The lines of a file that explain has a time for, and that today's kernels were timed on."""
     lines = []
@@ -202,7 +215,7 @@ def predicted_lines(quire: str, product: str, path: Path, ceiling: float) -> "li
             continue
         dim = field(row["line"], "d", 0)
         lines.append({**row, "lists": prediction["lists"], "together": prediction["saved_us"] > 0, "explained": prediction["us"],
-                      "ceiling": ceiling, "fp8": "kv=fp8" in row["line"], "dim": dim,
+                      "ceiling": ceiling, "codes": codes_of(row["line"]), "dim": dim,
                       "mean_dim": (dim + field(row["line"], "dv", dim)) / 2, "page": field(row["line"], "page", 16)})
     return lines
 
@@ -213,7 +226,11 @@ def served_by(prediction: dict) -> "list[str]":
 
 def kind_of(line: dict) -> "tuple[str, str]":
     """Kernels and caches of a line: a row of the table."""
-    return " + ".join(served_by(line)), ("fp8" if line["fp8"] else "16-bit") + (", packed" if "layout=packed" in line["line"] else "")
+    words = [CACHES[line["codes"]]]
+    words += ["packed"] if "layout=packed" in line["line"] else []
+    words += [f"head_dim {line['dim']}"] if line["dim"] in (192, 512) else []
+    words += ["masks"] if re.search("chunk=|prefix=|spans=|tree=|wright=|causal=[01]x", line["line"]) else []
+    return " + ".join(served_by(line)), ", ".join(words)
 
 
 def table_text(lines: "list[dict]") -> str:
@@ -242,12 +259,13 @@ def compare_page(page: Path, text: str) -> int:
 
 def self_test() -> int:
     """Plants wrong predictions and tables, and files of each form, and demands that each is noticed."""
-    line = {"line": "q=bf16 d=64 reqs=1", "key_value": False, "lists": [{"served_by": "b", "items": 1}], "fp8": False, "explained": 13.0, "us": 10.0}
+    line = {"line": "q=bf16 d=64 reqs=1", "key_value": False, "lists": [{"served_by": "b", "items": 1}], "codes": "none", "dim": 64, "explained": 13.0, "us": 10.0}
     files = {"rounds of two commits": (timed_lines.of_commits, {"results": [{"line": "l", "after_us": [3, 1, 2]}]}, 2),
              "a commit that is kept": (timed_lines.of_commits, {"before_after": {"rows": [{"line": "l", "median_us": {"old": 1, "new": 2}}]}}, 2),
              "a build of before": (timed_lines.of_calls, {"results": [{"line": "l", "us": 1, "build": "before"}, {"line": "l", "us": 2}]}, 2),
              "a call of shared keys": (timed_lines.of_cascade, {"results": [
                  {"line": "page=16 reqs=4x1@95 share=2", "plain_us": 1, "parts_us": [2, 3]}]}, 2),
+             "a part of a file": (timed_lines.of_parts, {"masks": {"results": [{"line": "l", "kernel": "k", "us": 2}]}}, 2),
              "slots": (timed_lines.of_key_lists, {"cases": [
                  {"reason": "lists of slots", "heads": "8:1", "d": 64, "dv": 64, "page": 64, "rows": 4, "keys_of_a_row": 32, "sparse_prepared_us": 2,
                   "portable_us": 9}]}, 2)}
@@ -319,8 +337,8 @@ def main() -> int:
     fit(fitted, device, bodies)
     report("fitted to these", fitted, device, bodies)
     report("not these", others, device, bodies)
-    for (body, fp8, dim, rows), costs in bodies.items():
-        print(f"{body:13} {'fp8' if fp8 else '   '} {dim or '':3} {'' if rows == 'runs' else rows:6}  " + "  ".join(f"{name} {number(costs[name])}" for name in NAMES))
+    for (body, codes, dim, rows), costs in bodies.items():
+        print(f"{body:13} {codes:12} {dim or '':3} {'' if rows == 'runs' else rows:6}  " + "  ".join(f"{name} {number(costs[name])}" for name in NAMES))
     if args.write:
         write_costs(product, bodies)
     return 0

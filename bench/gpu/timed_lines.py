@@ -34,6 +34,13 @@ def of_commits(run: dict) -> "list[dict]":
     return rows + [timed(row["line"], median(row["after_us"]) if isinstance(row["after_us"], list) else row["after_us"]) for row in after]
 
 
+def of_parts(run: dict) -> "list[dict]":
+    """A file of several tools' parts. Lines with a soft cap or ALiBi are left out: predictions leave out what these cost."""
+    parts = [run.get(name) for name in ("turns", "wide", "generic", "masks", "caches")]
+    return [timed(row["line"], row["us"] if "us" in row else row["after_us"], row.get("kernel", ""))
+            for part in parts if isinstance(part, dict) for row in part.get("results", ()) if not re.search(" (cap|alibi)=", row["line"])]
+
+
 def of_key_lists(run: dict) -> "list[dict]":
     """Key lists that all KV heads share are a batch of requests, with lists that were made before."""
     rows = []
@@ -67,7 +74,7 @@ def of_cascade(run: dict) -> "list[dict]":
 def read(path: Path) -> "list[dict]":
     run = json.loads(path.read_text(encoding="utf-8"))
     found: "dict[tuple, list[float]]" = {}
-    for reader in (of_calls, of_generic, of_commits, of_key_lists, of_cascade):
+    for reader in (of_calls, of_generic, of_commits, of_parts, of_key_lists, of_cascade):
         for row in reader(run):
             found.setdefault((row["line"], row["asked_kernel"], row["key_value"]), []).append(row["us"])
     return [{**timed(line, median(us), kernel, key_value), "file": path.name} for (line, kernel, key_value), us in found.items()]

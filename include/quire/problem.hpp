@@ -126,6 +126,8 @@ struct Problem {
   KeyPositions visible_keys(const Request& request) const noexcept;
   /// Keys between a prefix and what a window or a chunk leaves to the first row of a request: no row sees one.
   KeyPositions hidden_keys(const Request& request) const noexcept;
+  /// Likewise for the rows of a request from first_row on.
+  KeyPositions hidden_keys(const Request& request, std::int64_t first_row) const noexcept;
   /// Whether cached tokens have scales of their own. Most tuned kernels ask that they have none.
   bool has_token_scales() const noexcept { return k_scale == ScaleKind::per_token || v_scale == ScaleKind::per_token; }
   /// Whether all rows are causal, stand at the end of their keys, and see all keys that a window leaves. Every kernel of the

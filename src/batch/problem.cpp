@@ -142,9 +142,11 @@ std::int64_t span_value(const Tensor& spans, std::int64_t r, std::int64_t i, std
 
 }  // namespace
 
-KeyPositions Problem::hidden_keys(const Request& request) const noexcept {
+KeyPositions Problem::hidden_keys(const Request& request) const noexcept { return hidden_keys(request, 0); }
+
+KeyPositions Problem::hidden_keys(const Request& request, std::int64_t first_row) const noexcept {
   if (!has_prefix || request.query_len == 0) return {};
-  const semantics::KeyRange gap = mask_of(*this, request).gap(request.first_row());
+  const semantics::KeyRange gap = mask_of(*this, request).gap(request.first_row() + first_row);
   return gap.begin < gap.end ? KeyPositions{gap.begin, gap.end} : KeyPositions{};
 }
 

@@ -48,11 +48,19 @@ enum class PageRows : std::uint8_t {
   packed   ///< from vLLM's packed layout
 };
 
+/// Cached values, as far as bodies take different times for them. Types, and kinds of scales, that no value names have no costs.
+enum class Codes : std::uint8_t {
+  none,          ///< 16-bit values
+  fp8,           ///< fp8_e4m3fn or fp8_e5m2; scales of the tensor or of heads
+  token_scaled,  ///< i8, fp8_e4m3fn or fp8_e5m2; a scale for each token of K and of V
+  four_bits      ///< nvfp4 or mxfp4 both, or keys of fp8_e4m3fn and values of nvfp4
+};
+
 /// Costs of a kernel's body on a device. A body without a row for a device was not measured there, and has no prediction.
 struct BodyCosts {
   const DeviceCosts* device;
   Role role;
-  bool fp8;           ///< true: costs with a cache of fp8_e4m3fn or fp8_e5m2; false: of 16-bit values
+  Codes codes;
   int head_dim;       ///< of K; 0: all dims that have no row of their own
   double first_us;    ///< until the first keys are there, and from the last output to the next launch
   double item_us;     ///< finding an item, its query rows and pages; its output
@@ -64,6 +72,17 @@ struct BodyCosts {
   double read_share;  ///< share of the read ceiling that the body's copies reach at best
   int value_dim = 0;  ///< head_dim of V; 0: K's
   PageRows rows = PageRows::runs;
+};
+
+/// Masks with a shape (Problem::has_shapes).
+enum class Shape : std::uint8_t { chunk, prefix, spans, tree };
+
+/// A mask with a shape, alone, over 16-bit caches, under which the costs of a body hold: no timed line is further off than 15 %.
+struct ShapedMask {
+  const DeviceCosts* device;
+  Role role;
+  int head_dim;
+  Shape shape;
 };
 
 }  // namespace quire::plan_detail

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "schedule/cuts.h"
+#include "schedule/key_tiles.h"
 #include "schedule/shares.h"
 #include "schedule/tiles.h"
 #include "semantics/ceil_div.h"
@@ -34,8 +35,8 @@ class Cuts {
   }
   std::int64_t key_tiles(const Tile& tile) const { return tiling_.key_tiles(tile); }
   std::int64_t read_bytes(const Request& r) const {
-    const KeyPositions keys = p_.visible_keys(r);
-    return (keys.end - keys.begin) * p_.num_kv_heads * p_.kv_bytes();
+    const KeyPositions keys = p_.visible_keys(r), gap = p_.hidden_keys(r);
+    return (keys.end - keys.begin - (gap.end - gap.begin)) * p_.num_kv_heads * p_.kv_bytes();
   }
   /// The part size, where the list does not fix it.
   std::int32_t part_tiles() const {
@@ -53,14 +54,18 @@ class Cuts {
       return slices <= list_.target_items / p_.num_kv_heads;
     });
   }
-  /// Calls visit(tiles of keys) for each part of a tile; returns their number.
+  /// Calls visit(tiles of keys) for each part of a request's tile; returns their number. Cuts know no gap between a prefix and a
+  /// window, but tiles of keys that lie in it are skipped.
   template <typename Visit>
-  std::int64_t for_each_part(const Tile& tile, std::int32_t part_tiles, Visit&& visit) const {
+  std::int64_t for_each_part(const Request& r, const Tile& tile, std::int32_t part_tiles, Visit&& visit) const {
+    const KeyPositions gap = p_.hidden_keys(r, tile.row_begin / p_.group());
     const auto cuts = schedule::cuts_of(tiling_, tile, list_.split_keys, part_tiles);
     const std::int64_t first_cut = schedule::cut_origin(tile.key_begin, list_.split_keys) + cuts.keys;
     for (std::int64_t part = 0; part < cuts.parts; ++part) {
       const auto keys = schedule::part_of<std::int64_t>({tile.key_begin, tile.key_end}, part, first_cut, cuts.keys);
-      visit(key_tiles({tile.row_begin, tile.row_end, keys.begin, keys.end}));
+      const std::int64_t skipped =
+          schedule::tiles_in_gap<std::int64_t>(0, keys.begin, keys.end, gap.begin, gap.end, list_.tile_keys).count();
+      visit(key_tiles({tile.row_begin, tile.row_end, keys.begin, keys.end}) - skipped);
     }
     return cuts.parts;
   }
@@ -153,7 +158,7 @@ void count_items(const Plan& plan, const Cuts& cuts, Dealer dealer, ListWork& wo
   const std::int64_t heads = plan.problem.num_kv_heads;
   for (const Request& r : plan.problem.reqs)
     for (std::int64_t i = 0, tiles = cuts.row_tiles(r); i < tiles; ++i) {
-      const std::int64_t parts = cuts.for_each_part(cuts.tile(r, i), part_tiles, [&](std::int64_t key_tiles) {
+      const std::int64_t parts = cuts.for_each_part(r, cuts.tile(r, i), part_tiles, [&](std::int64_t key_tiles) {
         for (std::int64_t head = 0; head < heads && work.items < kMostTiles; ++head, ++work.items) dealer.deal(key_tiles);
       });
       work.merges += parts > 1 ? heads : 0;

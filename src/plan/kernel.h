@@ -18,6 +18,7 @@
 namespace quire::plan_detail {
 
 struct BodyCosts;
+struct ShapedMask;
 
 /// Properties of a CPU kernel.
 struct CpuTraits {
@@ -35,10 +36,11 @@ struct Body {
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
-  std::int64_t own_tiles_dim = 0;  ///< head_dims from it on have tiles of other sizes, for which smaller dims' costs do not stand
-  std::int64_t run_tokens = 1;     ///< tokens of a page that are copied together; other pages, token by token, have other costs
-  bool own_packed = false;         ///< packed caches are copied in another way, for which costs of other layouts do not stand
-  bool rounds_weights = false;     ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
+  std::int64_t own_tiles_dim =
+      0;  ///< head_dims from it on, whose tiles or rates are others: smaller dims' costs do not stand for them
+  std::int64_t run_tokens = 1;  ///< tokens of a page that are copied together; other pages, token by token, have other costs
+  bool own_packed = false;      ///< packed caches are copied in another way, for which costs of other layouts do not stand
+  bool rounds_weights = false;  ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
   bool deals_itself() const { return shares.least > 0; }
 };
 
@@ -50,7 +52,8 @@ struct GpuTraits {
   /// the kernel reads all tensors.
   DeviceList (*instead)(const Plan& plan, const DeviceList& list) = nullptr;
   std::span<const Body> bodies;
-  std::span<const BodyCosts> costs = {};  ///< on the devices of device_costs.h
+  std::span<const BodyCosts> costs = {};   ///< on the devices of device_costs.h
+  std::span<const ShapedMask> masks = {};  ///< under which the costs hold, beside masks without a shape
   /// SMs for the first plan's call, if it should be served at the same time as the second plan's, which has the rest; 0 if not.
   /// Null: the kernel serves one call at a time.
   std::int64_t (*units_beside)(const Plan& longer, const Plan& shorter) = nullptr;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: explain. How long a plan takes on a device whose costs are known (device_costs.h).
 #include <algorithm>
+#include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "plan/device_costs.h"
 #include "plan/device_work.h"
@@ -15,9 +18,12 @@ namespace {
 
 using plan_detail::Body;
 using plan_detail::BodyCosts;
+using plan_detail::Codes;
 using plan_detail::DeviceCosts;
 using plan_detail::DeviceList;
 using plan_detail::PageRows;
+using plan_detail::Shape;
+using plan_detail::ShapedMask;
 
 const DeviceCosts* costs_of(const Device& device) {
   for (const DeviceCosts* costs : plan_detail::kDeviceCosts) {
@@ -25,6 +31,21 @@ const DeviceCosts* costs_of(const Device& device) {
     if (device.product == costs->driver || stands_for_it) return costs;
   }
   return nullptr;
+}
+
+/// Nothing if no costs stand for a problem's cached values.
+std::optional<Codes> codes_of(const Problem& p) {
+  const bool token_scaled = p.k_scale == ScaleKind::per_token && p.v_scale == ScaleKind::per_token;
+  if (p.has_token_scales() && !token_scaled) return std::nullopt;
+  if (token_scaled) {
+    if (!p.has_equal_types() || (p.kv_dtype != DType::i8 && !plan_detail::is_nvidia_fp8(p.kv_dtype))) return std::nullopt;
+    return Codes::token_scaled;
+  }
+  if (p.kv_dtype == DType::fp8_e4m3fn && p.value_dtype() == DType::nvfp4) return Codes::four_bits;
+  if (!p.has_equal_types()) return std::nullopt;
+  if (is_four_bit(p.kv_dtype)) return Codes::four_bits;
+  if (plan_detail::is_nvidia_fp8(p.kv_dtype)) return Codes::fp8;
+  return plan_detail::is_16_bit(p.kv_dtype) ? std::optional(Codes::none) : std::nullopt;
 }
 
 /// The rows of K and V that a body's costs have to stand for.
@@ -40,9 +61,10 @@ const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, con
   const Body& body = plan_detail::body_of(list);
   const bool own_tiles = body.own_tiles_dim > 0 && problem.head_dim >= body.own_tiles_dim;
   const PageRows rows = page_rows(body, problem);
+  const std::optional<Codes> codes = codes_of(problem);
   const BodyCosts* any = nullptr;
   for (const BodyCosts& costs : list.kernel.row().gpu->costs) {
-    if (costs.device != &device || costs.role != list.role || costs.fp8 != is_fp8(problem.kv_dtype)) continue;
+    if (costs.device != &device || costs.role != list.role || costs.codes != codes) continue;
     if (costs.rows != rows || problem.out_dim() != (costs.value_dim > 0 ? costs.value_dim : problem.head_dim)) continue;
     if (costs.head_dim == problem.head_dim) return &costs;
     if (costs.head_dim == 0 && !own_tiles) any = &costs;
@@ -50,17 +72,18 @@ const BodyCosts* costs_of(const DeviceCosts& device, const DeviceList& list, con
   return any;
 }
 
-/// What no timed line has, on any kernel: "with nvfp4 caches". Empty if a problem has nothing of it.
+std::string_view token_scales_text(const Problem& p) {
+  if (!p.has_token_scales()) return p.kv_dtype == DType::i8 && p.has_equal_types() ? " without scales of tokens" : "";
+  return p.k_scale == p.v_scale ? " and a scale for each token" : " and a scale for each token of K or V alone";
+}
+
+/// "nvfp4 caches", "i8 caches and a scale for each token".
+std::string caches_of(const Problem& p) { return formatted("{} caches{}", p.cache_types(), token_scales_text(p)); }
+
+/// What no timed line has, on any kernel: "with fp8_e4m3fnuz caches". Empty if a problem has nothing of it.
 std::string never_measured(const Problem& p) {
-  using plan_detail::is_16_bit, plan_detail::is_nvidia_fp8;
   if (p.q_dtype == DType::f32) return "with f32 queries";
-  if (!p.has_equal_types() || (!is_16_bit(p.kv_dtype) && !is_nvidia_fp8(p.kv_dtype)))
-    return formatted("with {} caches", p.cache_types());
-  if (p.k_scale == ScaleKind::per_token || p.v_scale == ScaleKind::per_token) return "with a scale for each token";
-  if (p.attention_chunk) return "under a chunk";
-  if (p.has_prefix) return "under a prefix";
-  if (p.has_spans) return "under spans";
-  return p.has_tree ? "under a tree_mask" : "";
+  return codes_of(p) ? "" : "with " + caches_of(p);
 }
 
 /// Options that cost something for each score, of which no timed line has any.
@@ -72,7 +95,7 @@ std::string options_left_out(const Problem& p) {
 /// What a body was not measured with, though others or other problems were.
 std::string not_measured(const Body& body, const Problem& p) {
   const std::string dims = p.has_equal_dims() ? formatted("{}", p.head_dim) : formatted("{} (V: {})", p.head_dim, p.out_dim());
-  const std::string what = formatted("at head_dim {} with {} caches", dims, p.cache_types());
+  const std::string what = formatted("at head_dim {} with {}", dims, caches_of(p));
   switch (page_rows(body, p)) {
     case PageRows::packed: return what + " of the packed layout";
     case PageRows::single: return what + formatted(" in pages of {}", p.page_size);
@@ -81,9 +104,45 @@ std::string not_measured(const Body& body, const Problem& p) {
   return what;
 }
 
-/// Microseconds of one tile of keys, with as many rows as the matrix units are given.
+std::vector<Shape> shapes_of(const Problem& p) {
+  std::vector<Shape> shapes;
+  if (p.attention_chunk) shapes.push_back(Shape::chunk);
+  if (p.has_prefix) shapes.push_back(Shape::prefix);
+  if (p.has_spans) shapes.push_back(Shape::spans);
+  if (p.has_tree) shapes.push_back(Shape::tree);
+  return shapes;
+}
+
+/// Whether costs of a list's body hold under the problem's mask. Several shapes at once were not measured.
+bool hold_under_mask(const DeviceCosts& device, const DeviceList& list, const Problem& p) {
+  const std::vector<Shape> shapes = shapes_of(p);
+  if (shapes.empty()) return true;
+  const auto is_this = [&](const ShapedMask& mask) {
+    return mask.device == &device && mask.role == list.role && mask.head_dim == p.head_dim && mask.shape == shapes[0];
+  };
+  return shapes.size() == 1 && codes_of(p) == Codes::none && p.has_equal_dims() &&
+         std::ranges::any_of(list.kernel.row().gpu->masks, is_this);
+}
+
+/// "a prefix", "spans and a tree_mask".
+std::string shapes_text(const Problem& p) {
+  constexpr std::string_view kNames[] = {"a chunk", "a prefix", "spans", "a tree_mask"};
+  std::string text;
+  for (const Shape shape : shapes_of(p)) text.append(text.empty() ? "" : " and ").append(kNames[static_cast<std::size_t>(shape)]);
+  return text;
+}
+
+/// Score rows that the matrix units are given for a tile, whatever the group leaves of them. A tile that fits one block of a unit
+/// is computed by all, each with dims of the output of its own (docs/kernels/sm90_prefill.md, "Head_dim 512").
+std::int64_t matrix_rows(const Body& body, const DeviceList& list) {
+  if (body.matrix_rows == 0) return list.tile_rows;
+  const std::int64_t of_block = body.matrix_rows / body.blocks_per_unit;
+  return list.tile_rows > of_block ? body.matrix_rows : of_block;
+}
+
+/// Microseconds of one tile of keys.
 double tile_us(const BodyCosts& costs, const Body& body, const DeviceList& list, const Problem& problem) {
-  const std::int64_t rows = body.matrix_rows > 0 ? body.matrix_rows : list.tile_rows;
+  const std::int64_t rows = matrix_rows(body, list);
   const auto keys = static_cast<double>(list.tile_keys), dim = static_cast<double>(problem.head_dim + problem.out_dim()) / 2;
   const double of_scores = static_cast<double>(rows) * keys * (costs.score_ps + dim * costs.product_ps);
   return costs.tile_us + 1e-6 * (keys * dim * costs.key_ps + of_scores);
@@ -110,6 +169,11 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   }
   if (costs == nullptr && work.items > 0) {
     prediction.why_not = formatted("{} was not measured {}", body.name, not_measured(body, plan.problem));
+    return false;
+  }
+  if (work.items > 0 && !hold_under_mask(device, list, plan.problem)) {
+    prediction.why_not =
+        formatted("no costs of {} hold {} under {}", body.name, not_measured(body, plan.problem), shapes_text(plan.problem));
     return false;
   }
   ListPrediction one;

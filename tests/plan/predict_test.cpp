@@ -258,23 +258,103 @@ TEST(Predict, PackedCachesOfCudaMma) {
               HasSubstr("mma_tall was not measured at head_dim 128 with fp8_e4m3fn caches of the packed"));
 }
 
+// bench/results/h100-wide-and-masks.json, "wide": decode rows and prompts, by prefill alone. At 512 both blocks of a pair have
+// the same rows.
+TEST(Predict, WideHeadDims) {
+  constexpr Measured kLines[] = {
+      {"q=bf16 heads=128:128 d=192 dv=128 page=16 reqs=4096", 1310.79},
+      {"q=bf16 heads=16:16 d=192 dv=128 page=16 reqs=2048@8192", 278.62},
+      {"q=bf16 heads=64:4 d=192 dv=128 page=16 reqs=64x1@8191", 480.53},
+      {"q=bf16 heads=64:4 d=192 dv=128 page=16 reqs=1x1@8191", 34.35},
+      {"q=bf16 heads=16:2 d=512 page=16 reqs=4096", 787.2},
+      {"q=bf16 heads=32:4 d=512 page=16 reqs=8192", 6377.38},
+      {"q=bf16 heads=16:2 d=512 page=16 reqs=64x1@8191", 853.6},
+      {"q=bf16 heads=16:2 d=512 page=16 reqs=1x1@8191", 49.13},
+      {"q=bf16 heads=16:2 d=512 page=16 reqs=16x1024", 911.38},
+  };
+  EXPECT_LT(worst_error(kLines), 0.13);
+  const Prediction p = predict(plan_of(kLines[5].line, "h100"));
+  EXPECT_EQ(p.lists.at(0).tile_rows, 128);
+  constexpr Measured kGeneric[] = {{"q=bf16 heads=16:2 d=512 page=16 reqs=4096", 30175.42, "cuda_generic"},
+                                   {"q=bf16 heads=16:2 d=512 page=16 reqs=64x1@8191", 3673.79, "cuda_generic"}};
+  EXPECT_LT(worst_error(kGeneric), 0.05);
+  EXPECT_THAT(predict(plan_of(kGeneric[0].line, "h200", {.kernel = "cuda_generic"})).why_not,
+              HasSubstr("generic was not measured at head_dim 512"));
+}
+
+// The same file, "caches". 8 requests of 1k take two thirds of the time of one of 8k, and the model gives both one time: parts
+// that are merged have no cost of their own.
+TEST(Predict, FourBitsAndScalesOfTokens) {
+  const std::string shape = " heads=32:8 d=128 page=16 reqs=";
+  struct {
+    std::string kv;
+    double one, short_ones, many, of_4k, prompts;
+  } const measured[] = {{"kv=nvfp4", 86.04, 60.38, 282.6, 523.93, 403.22},
+                        {"kv=mxfp4", 85.34, 59.72, 281.39, 522.38, 402.87},
+                        {"kv=fp8_e4m3fn/nvfp4", 87.84, 61.67, 292.69, 546.91, 407.92},
+                        {"kscale=token vscale=token kv=i8", 92.51, 66.25, 306.68, 566.26, 409.54}};
+  for (const auto& times : measured) {
+    const auto ratio = [&](const char* reqs, double us) {
+      const Prediction p = predict(plan_of("q=bf16 " + times.kv + shape + reqs, "h100"));
+      EXPECT_EQ(p.lists.at(0).served_by, "generic") << p.why_not;
+      return p.seconds * 1e6 / us;
+    };
+    EXPECT_NEAR(ratio("1x1@8191", times.one), 1, 0.1) << times.kv;
+    EXPECT_NEAR(ratio("64x1@1023", times.many), 1, 0.1) << times.kv;
+    EXPECT_NEAR(ratio("32x1@4095", times.of_4k), 1, 0.15) << times.kv;
+    EXPECT_NEAR(ratio("4x64@1024", times.prompts), 1, 0.18) << times.kv;
+    EXPECT_NEAR(ratio("8x1@1023", times.short_ones), 1, 0.42) << times.kv;
+  }
+}
+
+// The same file, "masks": the costs of causal prompts.
+TEST(Predict, ShapedMasks) {
+  constexpr Measured kLines[] = {
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,1x64@960 spans=4:0-128,4:970-1000", 54.46},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=1x8192 spans=0:1000-2000", 979.26},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=1x16384 window=1024 prefix=4", 701.77},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=64x1@16383 window=1024 prefix=4", 173.16},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=1x16384 chunk=8192", 1877.31},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=64x1@16383 chunk=8192", 785.8},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=1x4096,1x4096 causal=1x1,1x0", 718.87},
+      {"q=bf16 heads=32:8 d=128 page=16 reqs=1x8192 window=1024 causal=0 wright=1024", 507.95},
+  };
+  EXPECT_LT(worst_error(kLines), 0.15);
+}
+
+// Of 128 tiles of keys, 119 lie between the prefix and the window.
+TEST(Predict, TilesInAGapAreNotCounted) {
+  const Prediction p = predict(plan_of("q=bf16 heads=32:8 d=128 page=16 reqs=64x1@16383 window=1024 prefix=4", "h100"));
+  ASSERT_EQ(p.lists.size(), 1u) << p.why_not;
+  EXPECT_DOUBLE_EQ(p.lists[0].read_bytes, 2.0 * 8 * 128 * 2 * 64 * (1024 + 4));
+  EXPECT_GE(p.lists[0].busiest_tiles, 64 * 8 * 9 / 66);
+  EXPECT_LE(p.lists[0].busiest_tiles, 64 * 8 * 9 / 66 + 9);
+}
+
 // Lines of docs/reference/features.md that no timed line stands for.
 TEST(Predict, SaysWhatWasNotMeasured) {
   const std::pair<const char*, const char*> lines[] = {
       {"q=f32 heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "no kernel was measured with f32 queries"},
-      {"q=bf16 kv=nvfp4 heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "with nvfp4 caches"},
-      {"q=f16 kv=mxfp4 heads=32:8 d=128 page=16 reqs=4x1@2047", "with mxfp4 caches"},
-      {"q=bf16 kv=i8 heads=32:8 d=128 page=16 kscale=token vscale=token reqs=4x1@2047,64@960", "with i8 caches"},
-      {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 kscale=token vscale=token reqs=4x1@2047", "with a scale for each token"},
+      {"q=bf16 kv=nvfp4 heads=32:8 d=64 page=16 reqs=4x1@2047,64@960",
+       "generic was not measured at head_dim 64 with nvfp4 caches"},
+      {"q=bf16 kv=i8 heads=32:8 d=64 page=16 kscale=token vscale=token reqs=4x1@2047,64@960",
+       "generic was not measured at head_dim 64 with i8 caches and a scale for each token"},
+      {"q=bf16 kv=i8 heads=32:8 d=128 page=16 kscale=head vscale=head reqs=4x1@2047",
+       "no kernel was measured with i8 caches without scales of tokens"},
+      {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 kscale=token reqs=4x1@2047",
+       "with fp8_e4m3fn caches and a scale for each token of K or V alone"},
+      {"q=bf16 kv=nvfp4/fp8_e4m3fn heads=32:8 d=128 page=16 reqs=4x1@2047", "with nvfp4/fp8_e4m3fn caches"},
       {"q=bf16 kv=fp8_e4m3fn/bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "with fp8_e4m3fn/bf16 caches"},
       {"q=f16 kv=fp8_e4m3fnuz heads=32:8 d=128 page=16 reqs=4x1@2047,64@960", "with fp8_e4m3fnuz caches"},
       {"q=bf16 kv=fp8_ds_mla heads=128:1 d=576 dv=512 page=64 latent=1 reqs=4x1@2047,64@960", "with fp8_ds_mla caches"},
-      {"q=bf16 heads=32:8 d=128 page=16 chunk=512 reqs=4x1@2047,64@960", "under a chunk"},
-      {"q=bf16 heads=32:8 d=128 page=16 window=512 prefix=4 reqs=4x1@2047,64@960", "under a prefix"},
-      {"q=bf16 heads=32:8 d=128 page=16 spans=0:0-300 reqs=400", "under spans"},
+      {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 chunk=512 reqs=4x1@2047,64@960",
+       "no costs of generic hold at head_dim 128 with fp8_e4m3fn caches under a chunk"},
+      {"q=bf16 heads=32:8 d=64 page=16 window=512 prefix=4 reqs=4x1@2047,64@960",
+       "no costs of sm90_prefill hold at head_dim 64 with bf16 caches under a prefix"},
+      {"q=bf16 heads=16:2 d=256 page=16 spans=0:0-300 reqs=400", "at head_dim 256 with bf16 caches under spans"},
       {"q=bf16 heads=32:8 d=128 page=16 tree=64 reqs=4x64@960", "under a tree_mask"},
-      {"q=bf16 heads=32:8 d=192 dv=128 page=16 reqs=4x1@2047,64@960", "sm90_prefill was not measured at head_dim 192 (V: 128)"},
-      {"q=bf16 heads=16:2 d=512 page=16 reqs=4x1@2047,64@960", "sm90_prefill was not measured at head_dim 512"},
+      {"q=bf16 heads=32:8 d=128 page=16 chunk=512 spans=0:0-300 reqs=400", "under a chunk and spans"},
+      {"q=bf16 heads=32:8 d=192 dv=64 page=16 reqs=4x1@2047,64@960", "generic was not measured at head_dim 192 (V: 64)"},
       {"q=bf16 heads=8:1 d=128 page=1 reqs=68x1@511",
        "mma_short was not measured at head_dim 128 with bf16 caches in pages of 1"},
       {"q=bf16 heads=17:17 d=80 page=16 layout=packed reqs=68x1@511", "with bf16 caches of the packed layout"},

@@ -36,22 +36,22 @@ constexpr Body kMmaBodies[] = {
 /// Source of rows for packed caches: bench/results/h100-packed-mma.json (docs/lab/2026-11-26-predicted.md). A wrong value makes a
 /// predicted time wrong, no plan.
 constexpr BodyCosts kMmaCosts[] = {
-    {&kH200, Role::short_rows, false, 0, 16.7, 1.17, 1.02, 101, 0, 0, 1.98, 0.902},
-    {&kH200, Role::short_rows, false, 256, 35.8, 1.02, 0.5, 100, 0, 0, 3.12, 0.52},
-    {&kH200, Role::short_rows, true, 0, 25.1, 1.04, 0.792, 153, 0, 0, 3.19, 0.92},
-    {&kH200, Role::tall_rows, false, 0, 52.2, 4.93, 0, 0, 188, 3.84, 7.16, 1},
-    {&kH200, Role::tall_rows, false, 256, 8.16, 2.55, 0, 0, 742, 15.8, 3, 1},
-    {&kH200, Role::tall_rows, true, 0, 8, 2.45, 0, 76.1, 351, 2.94, 3, 1},
-    {&kH100, Role::short_rows, false, 0, 13.9, 1.24, 0.571, 60.5, 0, 0, 2.08, 0.902},
-    {&kH100, Role::short_rows, false, 256, 53.6, 1.03, 0.5, 100, 0, 0, 3.2, 0.701},
-    {&kH100, Role::short_rows, true, 0, 18.1, 1.04, 0.673, 153, 0, 0, 3.32, 0.92},
-    {&kH100, Role::tall_rows, false, 0, 55.7, 6.51, 0, 0, 199, 3.88, 7.16, 1},
-    {&kH100, Role::tall_rows, false, 256, 8.16, 2.55, 0, 0, 632, 15.5, 3, 1},
-    {&kH100, Role::tall_rows, true, 0, 8, 2.47, 0, 83.4, 384, 3, 3, 1},
-    {&kH100, Role::short_rows, false, 128, 16.1, 1.34, 0.571, 60.5, 0, 0, 2.25, 0.645, 0, PageRows::packed},
-    {&kH100, Role::short_rows, true, 128, 18.3, 1.04, 0.899, 230, 0, 0, 3.32, 0.92, 0, PageRows::packed},
-    {&kH100, Role::tall_rows, false, 128, 64.8, 10.4, 0, 0, 489, 5.88, 7.16, 1, 0, PageRows::packed},
-    {&kH100, Role::tall_rows, false, 256, 8.24, 2.58, 0, 0, 1.19e+03, 16.3, 3, 1, 0, PageRows::packed},
+    {&kH200, Role::short_rows, Codes::none, 0, 16.7, 1.17, 1.02, 101, 0, 0, 1.98, 0.902},
+    {&kH200, Role::short_rows, Codes::none, 256, 35.8, 1.02, 0.5, 100, 0, 0, 3.12, 0.52},
+    {&kH200, Role::short_rows, Codes::fp8, 0, 25.1, 1.04, 0.792, 153, 0, 0, 3.19, 0.92},
+    {&kH200, Role::tall_rows, Codes::none, 0, 52.2, 4.93, 0, 0, 188, 3.84, 7.16, 1},
+    {&kH200, Role::tall_rows, Codes::none, 256, 8.16, 2.55, 0, 0, 742, 15.8, 3, 1},
+    {&kH200, Role::tall_rows, Codes::fp8, 0, 8, 2.45, 0, 76.1, 351, 2.94, 3, 1},
+    {&kH100, Role::short_rows, Codes::none, 0, 13.9, 1.24, 0.571, 60.5, 0, 0, 2.08, 0.902},
+    {&kH100, Role::short_rows, Codes::none, 256, 53.6, 1.03, 0.5, 100, 0, 0, 3.2, 0.701},
+    {&kH100, Role::short_rows, Codes::fp8, 0, 18.1, 1.04, 0.673, 153, 0, 0, 3.32, 0.92},
+    {&kH100, Role::tall_rows, Codes::none, 0, 55.7, 6.51, 0, 0, 199, 3.88, 7.16, 1},
+    {&kH100, Role::tall_rows, Codes::none, 256, 8.16, 2.55, 0, 0, 632, 15.5, 3, 1},
+    {&kH100, Role::tall_rows, Codes::fp8, 0, 8, 2.47, 0, 83.4, 384, 3, 3, 1},
+    {&kH100, Role::short_rows, Codes::none, 128, 16.1, 1.34, 0.571, 60.5, 0, 0, 2.25, 0.645, 0, PageRows::packed},
+    {&kH100, Role::short_rows, Codes::fp8, 128, 18.3, 1.04, 0.899, 230, 0, 0, 3.32, 0.92, 0, PageRows::packed},
+    {&kH100, Role::tall_rows, Codes::none, 128, 64.8, 10.4, 0, 0, 489, 5.88, 7.16, 1, 0, PageRows::packed},
+    {&kH100, Role::tall_rows, Codes::none, 256, 8.24, 2.58, 0, 0, 1.19e+03, 16.3, 3, 1, 0, PageRows::packed},
 };
 constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies, .costs = kMmaCosts};
 

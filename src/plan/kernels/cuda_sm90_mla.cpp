@@ -67,8 +67,8 @@ constexpr Body kMlaBodies[] = {
 /// Source: bench/results/h100-mla-decode.json, and h100-sparse.json for single tokens (docs/lab/2026-11-26-predicted.md). A wrong
 /// value makes a predicted time wrong, no plan.
 constexpr BodyCosts kMlaCosts[] = {
-    {&kH100, Role::rows, false, 576, 14, 6.89, 1.68, 0, 0, 0, 4, 0.795, 512},
-    {&kH100, Role::rows, false, 576, 12, 2.97, 5.87, 0, 0, 0, 5, 0.8, 512, PageRows::single},
+    {&kH100, Role::rows, Codes::none, 576, 14, 6.89, 1.68, 0, 0, 0, 4, 0.795, 512},
+    {&kH100, Role::rows, Codes::none, 576, 12, 2.97, 5.87, 0, 0, 0, 5, 0.8, 512, PageRows::single},
 };
 constexpr GpuTraits kMlaTraits = {.lists = mla_lists, .instead = generic_instead, .bodies = kMlaBodies, .costs = kMlaCosts};
 
