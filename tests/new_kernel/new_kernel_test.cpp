@@ -40,7 +40,7 @@ std::vector<DeviceList> new_lists(const Plan& plan) {
 }
 
 constexpr Body kBodies[] = {{.role = Role::decode, .name = "new_decode", .shares = {.least = 5}}};
-constexpr BodyCosts kCosts[] = {{&kH200, Role::decode, false, 0, 3, 1, 0.5, 14, 20, 0.3, 1, 0.9}};
+constexpr BodyCosts kCosts[] = {{&kH200, Role::decode, Codes::none, 0, 3, 1, 0.5, 14, 20, 0.3, 1, 0.9}};
 constexpr GpuTraits kGpuTraits = {.lists = new_lists, .bodies = kBodies, .costs = kCosts};
 
 }  // namespace
