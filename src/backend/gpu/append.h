@@ -159,9 +159,10 @@ QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const Appen
   const float divisor = of_token ? scale_of_row(rows, dims.token, dims.head) : rows.scale.at(dims.head, 1.0f);
   AppendSlot slot;
   if (!find_slot(a, dims.token, slot)) return;
+  const std::int64_t at = rows.to.strides.row(slot.page, dims.head, slot.offset);  // found later, it spills a register
   divide_dims(dims, divisor);
   if (of_token && dims.first == 0) rows.token_scale.at(slot.page, slot.offset, dims.head) = divisor;
-  store_dims(dims, rows.to, rows.to.strides.row(slot.page, dims.head, slot.offset));
+  store_dims(dims, rows.to, at);
 }
 
 /// Appends rows, but for sides of 4 bits (append_four_bits.h). Any number of blocks of kAppendThreads threads, after
