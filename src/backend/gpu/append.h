@@ -159,10 +159,9 @@ QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const Appen
   const float divisor = of_token ? scale_of_row(rows, dims.token, dims.head) : rows.scale.at(dims.head, 1.0f);
   AppendSlot slot;
   if (!find_slot(a, dims.token, slot)) return;
-  const std::int64_t at = rows.to.strides.row(slot.page, dims.head, slot.offset);  // found later, it spills a register
   divide_dims(dims, divisor);
   if (of_token && dims.first == 0) rows.token_scale.at(slot.page, slot.offset, dims.head) = divisor;
-  store_dims(dims, rows.to, at);
+  store_dims(dims, rows.to, rows.to.strides.row(slot.page, dims.head, slot.offset));
 }
 
 /// Appends rows, but for sides of 4 bits (append_four_bits.h). Any number of blocks of kAppendThreads threads, after
@@ -171,9 +170,11 @@ QUIRE_DEVICE void append_dims(AppendDims& dims, const AppendArgs& a, const Appen
 QUIRE_DEVICE void append(const AppendArgs& a) {
   for_all_dims(a, [&](AppendDims& dims, bool is_key) {
     if (a.cache_k.dtype == DType::fp8_ds_mla) return append_latent_dims(dims, a, is_key);
-    if (is_key && !a.k_block_scale.present()) append_dims(dims, a, {a.key, a.cache_k, a.k_scale, a.k_token_scale, a.head_dim});
-    if (!is_key && !a.v_block_scale.present())
+    if (is_key) {
+      if (!a.k_block_scale.present()) append_dims(dims, a, {a.key, a.cache_k, a.k_scale, a.k_token_scale, a.head_dim});
+    } else if (!a.v_block_scale.present()) {
       append_dims(dims, a, {a.value, a.cache_v, a.v_scale, a.v_token_scale, a.v_head_dim});
+    }
   });
 }
 
