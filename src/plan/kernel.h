@@ -36,8 +36,8 @@ struct Body {
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
-  std::int64_t own_tiles_dim =
-      0;  ///< head_dims from it on, whose tiles or rates are others: smaller dims' costs do not stand for them
+  /// The least head_dim whose tiles or rates differ: costs of smaller head_dims do not stand for it or for larger ones. 0: none.
+  std::int64_t own_tiles_dim = 0;
   std::int64_t run_tokens = 1;  ///< tokens of a page that are copied together; other pages, token by token, have other costs
   bool own_packed = false;      ///< packed caches are copied in another way, for which costs of other layouts do not stand
   bool rounds_weights = false;  ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")

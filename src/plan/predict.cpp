@@ -50,7 +50,7 @@ std::optional<Codes> codes_of(const Problem& p) {
 
 /// The rows of K and V that a body's costs have to stand for.
 PageRows page_rows(const Body& body, const Problem& problem) {
-  constexpr std::int64_t kPackedTokens = 8;  // of which packed pages hold whole numbers, or kernels read them token by token
+  constexpr std::int64_t kPackedTokens = 8;  // kernels read packed pages of no multiple of 8 tokens token by token
   if (body.own_packed && problem.layout == CacheLayout::packed)
     return problem.page_size % kPackedTokens == 0 ? PageRows::packed : PageRows::single;
   return problem.page_size % body.run_tokens == 0 ? PageRows::runs : PageRows::single;
@@ -80,7 +80,7 @@ std::string_view token_scales_text(const Problem& p) {
 /// "nvfp4 caches", "i8 caches and a scale for each token".
 std::string caches_of(const Problem& p) { return formatted("{} caches{}", p.cache_types(), token_scales_text(p)); }
 
-/// What no timed line has, on any kernel: "with fp8_e4m3fnuz caches". Empty if a problem has nothing of it.
+/// Types and scales of a problem that no timed line of any kernel has: "with fp8_e4m3fnuz caches". Empty if there are none.
 std::string never_measured(const Problem& p) {
   if (p.q_dtype == DType::f32) return "with f32 queries";
   return codes_of(p) ? "" : "with " + caches_of(p);
@@ -92,7 +92,7 @@ std::string options_left_out(const Problem& p) {
   return p.alibi ? "alibi" : "";
 }
 
-/// What a body was not measured with, though others or other problems were.
+/// Properties of a problem with which a body was not measured: "at head_dim 80 with bf16 caches".
 std::string not_measured(const Body& body, const Problem& p) {
   const std::string dims = p.has_equal_dims() ? formatted("{}", p.head_dim) : formatted("{} (V: {})", p.head_dim, p.out_dim());
   const std::string what = formatted("at head_dim {} with {}", dims, caches_of(p));

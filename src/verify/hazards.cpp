@@ -192,7 +192,9 @@ std::vector<Hazard> masks_and_shards() {
        {"heads=4:2 d=16 page=8 lse=1 reqs=9:64,1:64,5:40,3:9 kbegin=1x0,1x64,1x100,1x7 qbegin=2x128,1x90,1x9",
         "heads=6:3 d=16 page=8 alibi=1 lse=1 reqs=20:64,1:40,7:33 kbegin=1x96,1x1000,1x5 qbegin=1x150,1x1039,1x12",
         "heads=4:2 d=16 page=4 window=30 lse=1 reqs=20:64,1:64,40:50 kbegin=1x96,1x64,1x0 qbegin=1x150,1x200,1x30",
-        "heads=4:2 d=32 page=16 sinks=1 lse=1 reqs=70:50,3:7 kbegin=500 qbegin=1x460,1x498"}},
+        "heads=4:2 d=32 page=16 sinks=1 lse=1 reqs=70:50,3:7 kbegin=500 qbegin=1x460,1x498",
+        // Rows 0 to 30 see the last keys, the rows behind them none.
+        "heads=2:2 d=16 page=8 window=32 lse=1 reqs=64:128,40:128 qbegin=1x128,1x120"}},
       {"HeadOfCacheDropped",
        {"heads=6:3 d=16 page=8 alibi=1 window=33 lse=1 reqs=1@50,9@60/60,30@20 kbegin=1x1000,1x48,1x16",
         "heads=4:2 d=16 page=8 causal=0 kbegin=70000 lse=1 reqs=5@20"}},

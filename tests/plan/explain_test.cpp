@@ -44,7 +44,7 @@ TEST(Explain, GoldensForEveryDevice) {
   }
 }
 
-// What was measured on an H100, what was not, and an option whose cost is left out.
+// Lines that were measured on an H100, lines that were not, and an option whose cost is left out.
 TEST(Explain, GoldenOfTimesOnAnH100) {
   std::string text;
   for (const char* line :

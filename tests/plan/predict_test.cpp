@@ -282,8 +282,8 @@ TEST(Predict, WideHeadDims) {
               HasSubstr("generic was not measured at head_dim 512"));
 }
 
-// The same file, "caches". 8 requests of 1k take two thirds of the time of one of 8k, and the model gives both one time: parts
-// that are merged have no cost of their own.
+// Times: bench/results/h100-wide-and-masks.json, "caches". 8 requests of 1k take two thirds of the time of one of 8k. The model
+// gives both one time: parts that are merged have no cost of their own.
 TEST(Predict, FourBitsAndScalesOfTokens) {
   const std::string shape = " heads=32:8 d=128 page=16 reqs=";
   struct {
@@ -307,7 +307,7 @@ TEST(Predict, FourBitsAndScalesOfTokens) {
   }
 }
 
-// The same file, "masks": the costs of causal prompts.
+// Times: bench/results/h100-wide-and-masks.json, "masks". Costs of causal prompts predict them.
 TEST(Predict, ShapedMasks) {
   constexpr Measured kLines[] = {
       {"q=bf16 heads=32:8 d=128 page=16 reqs=4x1@2047,1x64@960 spans=4:0-128,4:970-1000", 54.46},
@@ -322,7 +322,7 @@ TEST(Predict, ShapedMasks) {
   EXPECT_LT(worst_error(kLines), 0.15);
 }
 
-// Of 128 tiles of keys, 119 lie between the prefix and the window.
+// A row has 128 tiles of keys, and 119 of them lie between the prefix and the window.
 TEST(Predict, TilesInAGapAreNotCounted) {
   const Prediction p = predict(plan_of("q=bf16 heads=32:8 d=128 page=16 reqs=64x1@16383 window=1024 prefix=4", "h100"));
   ASSERT_EQ(p.lists.size(), 1u) << p.why_not;

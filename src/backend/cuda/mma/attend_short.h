@@ -252,7 +252,7 @@ struct Short {
     combine_warps();
     if (item.slice.num_parts > 1) {
       if (!is_last_part(a, item)) return;
-      merge_parts<T>(a, item, kWarps, a.head_dim, [&](int part) { return partial_tile(a, item, part); });
+      merge_parts<T>(a, item, kWarps, [&](int part) { return partial_tile(a, item, part); });
     }
     count_rows(a, item);
   }

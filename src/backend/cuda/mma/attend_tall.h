@@ -244,7 +244,7 @@ struct Tall {
     store_rows(rows, whole);
     if (whole) return count_rows(a, item);
     if (!is_last_part(a, item)) return;
-    merge_parts<T>(a, item, kThreads / 32, a.head_dim, [&](int part) { return partial_tile(a, item, part); });
+    merge_parts<T>(a, item, kThreads / 32, [&](int part) { return partial_tile(a, item, part); });
     count_rows(a, item);
   }
 

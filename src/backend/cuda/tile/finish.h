@@ -86,9 +86,8 @@ __device__ inline std::int64_t partial_tile(const gpu::AttendArgs& a, const Item
 /// Folds the parts of the tile's rows; the first `warps` warps of the block, a row per warp at a time. `place(part)`: its partial
 /// tile. Lane l has the states of parts l, l + 32, ..., and of every 128 dims 4 l to 4 l + 3. Few round trips to memory matter
 /// more than anything else here: the first accumulators are asked for before the states are known.
-/// `dims`: of V, by reference, as a device reads it where it is needed.
 template <typename T, typename Place>
-__device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, int warps, const int& dims, Place&& place) {
+__device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, int warps, Place&& place) {
   constexpr int kAtOnce = 8;
   const int lane = threadIdx.x % 32, parts = item.slice.num_parts;
   for (int r = threadIdx.x / 32; r < item.slice.row_end - item.slice.row_begin; r += warps) {
@@ -101,8 +100,8 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
     const auto load = [&](float4(&acc)[kAtOnce], int first, int dim) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const bool exists = first + i < parts && dim < dims;
-        const float* from = a.work.partial_acc + at(exists ? first + i : 0) * dims + (exists ? dim : 0);
+        const bool exists = first + i < parts && dim < a.v_head_dim;
+        const float* from = a.work.partial_acc + at(exists ? first + i : 0) * a.v_head_dim + (exists ? dim : 0);
         acc[i] = __ldcg(reinterpret_cast<const float4*>(from));
       }
     };
@@ -117,7 +116,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
     state = {__shfl_sync(~0u, state.max, 0), __shfl_sync(~0u, state.sum, 0)};
     const OutputRow out = finish_row(a, item, item.slice.row_begin + r, state, lane == 0);
 #pragma unroll 1
-    for (int dim = lane * 4; dim - lane * 4 < dims; dim += 128) {
+    for (int dim = lane * 4; dim - lane * 4 < a.v_head_dim; dim += 128) {
       float4 sum{};
       float weight_of_mine = 0.0f;
 #pragma unroll 1
@@ -132,7 +131,7 @@ __device__ inline void merge_parts(const gpu::AttendArgs& a, const Item& item, i
           sum.x += acc[i].x * weight, sum.y += acc[i].y * weight, sum.z += acc[i].z * weight, sum.w += acc[i].w * weight;
         }
       }
-      if (dim >= dims) continue;
+      if (dim >= a.v_head_dim) continue;
       store_pair<T>(a, out, dim, sum.x, sum.y);
       store_pair<T>(a, out, dim + 2, sum.z, sum.w);
     }

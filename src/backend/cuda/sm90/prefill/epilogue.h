@@ -308,14 +308,13 @@ struct Epilogue {
       if (!is_last_part(item)) return;
       const auto place = [&](int part) { return tile::partial_tile(block.a, item, part); };
       constexpr int kWarps = Memory::kConsumerThreads / 32;
-      const int& dims = Memory::kValueDim == Memory::kDim ? block.a.head_dim : block.a.v_head_dim;
       if constexpr (!Memory::kCodes && !Memory::kPacked) {  // the others have no registers to spare
         if (item.slice.num_parts <= kFewParts)
           merge_few_parts<T, Memory::kValueDim>(block.a, item, kWarps, place);
         else
-          tile::merge_parts<T>(block.a, item, kWarps, dims, place);
+          tile::merge_parts<T>(block.a, item, kWarps, place);
       } else {
-        tile::merge_parts<T>(block.a, item, kWarps, dims, place);
+        tile::merge_parts<T>(block.a, item, kWarps, place);
       }
     } else {
       if (!block.in_one_block(true)) return;

@@ -26,8 +26,7 @@ cudaError_t start_masked(const HopperArgs& args, const PrefillMaps& maps, int bl
 }  // namespace prefill
 
 cudaError_t launch_prefill_masked(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return args.common.query.dtype == DType::bf16 ? prefill::start_masked<tile::Bf16>(args, maps, blocks, stream)
-                                                : prefill::start_masked<tile::F16>(args, maps, blocks, stream);
+  return prefill::with_query_type(args, [&]<typename T>(T) { return prefill::start_masked<T>(args, maps, blocks, stream); });
 }
 
 }  // namespace quire::cuda::sm90

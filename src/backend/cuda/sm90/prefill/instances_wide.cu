@@ -17,8 +17,7 @@ cudaError_t start_wide(const HopperArgs& args, const PrefillMaps& maps, int bloc
 }  // namespace prefill
 
 cudaError_t launch_prefill_wide(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return args.common.query.dtype == DType::bf16 ? prefill::start_wide<tile::Bf16>(args, maps, blocks, stream)
-                                                : prefill::start_wide<tile::F16>(args, maps, blocks, stream);
+  return prefill::with_query_type(args, [&]<typename T>(T) { return prefill::start_wide<T>(args, maps, blocks, stream); });
 }
 
 }  // namespace quire::cuda::sm90

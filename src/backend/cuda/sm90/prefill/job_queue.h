@@ -36,7 +36,7 @@ struct JobQueue {
     hopper::wait(&block.shared.job_free[jobs.stage ^ 1], jobs.parity ^ static_cast<std::uint32_t>(jobs.stage ^ 1));
     copy_query(job, jobs);
   }
-  /// The same for a warp, which waits.
+  /// A warp calls this: its first thread calls copy_query_when_free(), and the others wait for it.
   __device__ void copy_query_late(const Job& job, const JobRing& jobs) const {
     if constexpr (Memory::kQueries == Memory::kJobs) return;
     if (threadIdx.x == kConsumerThreads) copy_query_when_free(job, jobs);

@@ -55,7 +55,6 @@ struct Block {
   /// Position of that query row, counted from the request's first key. Kernels of packed codes at head_dim 256 have no register
   /// for least_position: cuda_sm90.cpp gives them no such requests.
   __device__ int position_of(const Job& job, int row) const {
-    if constexpr (Memory::kMasks) return static_cast<int>(job.sight.first) + query_row(job, row);
     const int position = job.item.lengths.context_len + query_row(job, row);
     if constexpr (Memory::kPacked && Memory::kCodes && Memory::kDim == 256) return position;
     return max(position, job.least_position);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of the instances of prefill/kernel.h: instances*.cu have one file for each kind of cache.
+// Launches of the instances of prefill/kernel.h: instances*.cu have one file for each kind of cache, for wide head_dims and for
+// masks.
 #pragma once
 
 #include "backend/cuda/dependent_launch.h"
@@ -23,11 +24,15 @@ cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int b
   }
 }
 
-/// 8-bit queries become f16.
+/// start(type of the query in products). 8-bit queries become f16.
+template <typename Start>
+cudaError_t with_query_type(const HopperArgs& args, Start&& start) {
+  return args.common.query.dtype == DType::bf16 ? start(tile::Bf16{}) : start(tile::F16{});
+}
+
 template <CacheKind kCache>
 cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
-  return args.common.query.dtype == DType::bf16 ? start_prefill<tile::Bf16, kCache>(args, maps, blocks, stream)
-                                                : start_prefill<tile::F16, kCache>(args, maps, blocks, stream);
+  return with_query_type(args, [&]<typename T>(T) { return start_prefill<T, kCache>(args, maps, blocks, stream); });
 }
 
 }  // namespace quire::cuda::sm90::prefill
