@@ -14,6 +14,7 @@
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/packed_rows.h"
 #include "backend/cpu/panels.h"
+#include "backend/cpu/register_block.h"
 
 namespace quire::cpu {
 namespace {
@@ -36,73 +37,13 @@ struct Operands {
   DType type = DType::f32;  ///< f32, f16 or bf16
 };
 
-/// kCols vectors of dims of one row, in registers: GCC 12 keeps an array of them in memory around a loop.
-template <class V, int kCols>
-struct DimVectors {
-  typename V::Reg first;
-  DimVectors<V, kCols - 1> others;
-
-  template <DType kType>
-  static __attribute__((always_inline)) DimVectors of(const std::uint8_t* row, std::int64_t d) {
-    return {load_elements<V, kType>(row, d), DimVectors<V, kCols - 1>::template of<kType>(row, d + V::kWidth)};
-  }
-  static __attribute__((always_inline)) DimVectors scaled(const float* row, typename V::Reg factor) {
-    return {V::mul(V::load(row), factor), DimVectors<V, kCols - 1>::scaled(row + V::kWidth, factor)};
-  }
-  __attribute__((always_inline)) void add(typename V::Reg p, const DimVectors& x) {
-    first = V::fma(p, x.first, first);
-    others.add(p, x.others);
-  }
-  __attribute__((always_inline)) void store(float* row) const {
-    V::store(row, first);
-    others.store(row + V::kWidth);
-  }
-};
-template <class V>
-struct DimVectors<V, 0> {
-  template <DType kType>
-  static DimVectors of(const std::uint8_t*, std::int64_t) {
-    return {};
-  }
-  static DimVectors scaled(const float*, typename V::Reg) { return {}; }
-  void add(typename V::Reg, const DimVectors&) {}
-  void store(float*) const {}
-};
-
-/// Accumulators of kRows rows, in registers.
-template <class V, int kRows, int kCols>
-struct DirectAccumulators {
-  DimVectors<V, kCols> mine;
-  DirectAccumulators<V, kRows - 1, kCols> others;
-
-  static __attribute__((always_inline)) DirectAccumulators scaled(const float* acc, std::int64_t stride,
-                                                                  const float* corrections) {
-    return {DimVectors<V, kCols>::scaled(acc, V::set1(*corrections)),
-            DirectAccumulators<V, kRows - 1, kCols>::scaled(acc + stride, stride, corrections + 1)};
-  }
-  __attribute__((always_inline)) void add(const float* probs, std::int64_t pitch, const DimVectors<V, kCols>& x) {
-    mine.add(V::set1(*probs), x);
-    others.add(probs + pitch, pitch, x);
-  }
-  __attribute__((always_inline)) void store(float* acc, std::int64_t stride) const {
-    mine.store(acc);
-    others.store(acc + stride, stride);
-  }
-};
-template <class V, int kCols>
-struct DirectAccumulators<V, 0, kCols> {
-  static DirectAccumulators scaled(const float*, std::int64_t, const float*) { return {}; }
-  void add(const float*, std::int64_t, const DimVectors<V, kCols>&) {}
-  void store(float*, std::int64_t) const {}
-};
-
 /// kRows rows x kCols vectors of dims: acc = acc * correction + P V over `keys`, whose rows are at `values`.
 template <class V, DType kType, int kRows, int kCols>
 void direct_value_block(float* acc, std::int64_t stride, const float* probs, std::int64_t tile_kv,
                         const std::uint8_t* const* values, std::int64_t d, TileKeys keys, const float* corrections) {
-  auto sums = DirectAccumulators<V, kRows, kCols>::scaled(acc + d, stride, corrections);
+  auto sums = RegisterBlock<V, kRows, kCols>::scaled(acc + d, stride, corrections);
   for (std::int64_t j = keys.begin; j < keys.end; ++j)
-    sums.add(probs + j, tile_kv, DimVectors<V, kCols>::template of<kType>(values[j], d));
+    sums.add(probs + j, tile_kv, RegisterRow<V, kCols>::template of<kType>(values[j], d));
   sums.store(acc + d, stride);
 }
 

@@ -14,6 +14,7 @@
 #include "backend/cpu/elements.h"
 #include "backend/cpu/item_view.h"
 #include "backend/cpu/panels.h"
+#include "backend/cpu/register_block.h"
 #include "backend/cpu/softmax_row.h"
 #include "backend/cpu/tile_scales.h"
 
@@ -26,19 +27,10 @@ namespace {
 template <class V, int kRows>
 void score_block(const float* query, std::int64_t stride, const float* panel, std::int64_t head_dim, float* scores,
                  std::int64_t tile_kv) {
-  typename V::Reg sum[kRows][V::kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < V::kCols; ++c) sum[r][c] = V::set1(0.0f);
-  for (std::int64_t d = 0; d * V::kPairs < head_dim; ++d) {
-    typename V::Reg k[V::kCols];
-    for (int c = 0; c < V::kCols; ++c) k[c] = V::load(panel + (d * V::kCols + c) * V::kWidth);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg q = V::set1(query[r * stride + d]);
-      for (int c = 0; c < V::kCols; ++c) sum[r][c] = V::dot(q, k[c], sum[r][c]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < V::kCols; ++c) V::store(scores + r * tile_kv + c * V::kWidth, sum[r][c]);
+  auto sums = RegisterBlock<V, kRows, V::kCols>::zero();
+  for (std::int64_t d = 0; d * V::kPairs < head_dim; ++d)
+    sums.add_dots(query + d, stride, RegisterRow<V, V::kCols>::of(panel + d * V::kCols * V::kWidth));
+  sums.store(scores, tile_kv);
 }
 
 using ScoreBlock = void (*)(const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t);
@@ -65,19 +57,10 @@ void score_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys k
 template <class V, int kRows, int kCols>
 void accumulate_block(float* acc, std::int64_t stride, const float* probs, std::int64_t tile_kv, const float* panel,
                       TileKeys keys, const float* corrections) {
-  typename V::Reg sum[kRows][kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) sum[r][c] = V::mul(V::load(acc + r * stride + c * V::kWidth), V::set1(corrections[r]));
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-    typename V::Reg x[kCols];
-    for (int c = 0; c < kCols; ++c) x[c] = V::load(panel + (j * kCols + c) * V::kWidth);
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::Reg p = V::set1(probs[r * tile_kv + j]);
-      for (int c = 0; c < kCols; ++c) sum[r][c] = V::fma(p, x[c], sum[r][c]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) V::store(acc + r * stride + c * V::kWidth, sum[r][c]);
+  auto sums = RegisterBlock<V, kRows, kCols>::scaled(acc, stride, corrections);
+  for (std::int64_t j = keys.begin; j < keys.end; ++j)
+    sums.add(probs + j, tile_kv, RegisterRow<V, kCols>::of(panel + j * kCols * V::kWidth));
+  sums.store(acc, stride);
 }
 
 using AccumulateBlock = void (*)(float*, std::int64_t, const float*, std::int64_t, const float*, TileKeys, const float*);
