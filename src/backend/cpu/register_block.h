@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. A block of a matrix in registers, as members of structures: GCC 12 keeps an array of registers in memory around a
-// loop.
+// Stage: attend. A block of a matrix in registers, as members of structures: GCC 12 keeps an array of registers in memory around
+// a loop.
 #pragma once
 
 #include <cstdint>
@@ -63,9 +63,7 @@ struct RegisterBlock {
   Row mine;
   RegisterBlock<V, kRows - 1, kCols> others;
 
-  static __attribute__((always_inline)) RegisterBlock zero() {
-    return {Row::zero(), RegisterBlock<V, kRows - 1, kCols>::zero()};
-  }
+  static __attribute__((always_inline)) RegisterBlock zero() { return {Row::zero(), RegisterBlock<V, kRows - 1, kCols>::zero()}; }
   static __attribute__((always_inline)) RegisterBlock scaled(const float* rows, std::int64_t stride, const float* factors) {
     return {Row::scaled(rows, V::set1(*factors)), RegisterBlock<V, kRows - 1, kCols>::scaled(rows + stride, stride, factors + 1)};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend. From raw dot products of one row to probabilities, and the row's running softmax.
+// Stage: attend. From raw dot products of rows to probabilities, and each row's running softmax.
 // Keys that the row does not see become exact zeros and do not count. What comes out depends on the row and the absolute
 // positions of its keys alone.
 #pragma once
@@ -88,6 +88,74 @@ float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& param
   const float correction = state.max == max ? 1.0f : V::lowest(V::exp(V::set1(state.max - max)));
   state = {max, state.sum * correction + V::reduce_add(sum)};
   return V::Faults::correction(correction);
+}
+
+constexpr std::int64_t kMaxSoftmaxRows = 8;  // of one call of softmax_rows()
+
+/// Whether logits are dot products times a positive scale and nothing else. Then the largest dot product gives the largest logit,
+/// and nobody stores logits.
+inline bool scales_only(const AttendArgs& args, const semantics::ScoreParams& params) {
+  return args.alibi_slopes == nullptr && params.soft_cap <= 0.0f && params.scale > 0.0f && params.scale < INFINITY;
+}
+
+/// The largest dot product that the row sees and that is not NaN.
+template <class V>
+float largest_dot(const float* row, TileKeys keys) {
+  const auto minus_inf = V::set1(-INFINITY);
+  auto best = minus_inf;
+  for_each_vector<V>(
+      keys, [&](std::int64_t j) { best = V::max_ignoring_nan(V::load(row + j), best); },
+      [&](std::int64_t j) {
+        const auto seen =
+            V::keep(V::load(row + j), static_cast<int>(j), static_cast<int>(keys.begin), static_cast<int>(keys.end), minus_inf);
+        best = V::max_ignoring_nan(seen, best);
+      });
+  return V::reduce_max(best);
+}
+
+/// Dot products -> exp(s - max) in place, zero for unseen keys of the same vectors; returns their sum.
+template <class V>
+float weigh_dots(float* row, TileKeys keys, float scale, float max) {
+  const auto factor = V::set1(scale), top = V::set1(max), zero = V::set1(0.0f);
+  auto sum = zero;
+  const auto weights = [&](std::int64_t j) { return V::exp(V::sub(V::mul(V::load(row + j), factor), top)); };
+  const auto put = [&](std::int64_t j, typename V::Reg p) {
+    sum = V::add(sum, p);
+    V::store(row + j, p);
+  };
+  for_each_vector<V>(
+      keys, [&](std::int64_t j) { put(j, weights(j)); },
+      [&](std::int64_t j) {
+        put(j, V::keep(weights(j), static_cast<int>(j), static_cast<int>(keys.begin), static_cast<int>(keys.end), zero));
+      });
+  return V::reduce_add(sum);
+}
+
+/// softmax_row() for rows whose logits are scaled dot products (scales_only()), with the same bits: maxima of all rows first,
+/// then their corrections, lanes being rows, then weights. So no row waits for the end of the one before. Rows without a key stay
+/// as they are.
+template <class V>
+void softmax_rows(float* rows, std::int64_t pitch, const TileKeys* keys, std::int64_t count, const semantics::ScoreParams& params,
+                  SoftmaxState* states, float* corrections, const HiddenKeys& hidden) {
+  constexpr std::int64_t kLanes = (kMaxSoftmaxRows + V::kWidth - 1) / V::kWidth * V::kWidth;
+  float maxima[kLanes], factors[kLanes];
+  for (std::int64_t r = 0; r < count; ++r) {
+    const float tile_max = keys[r].empty() ? -INFINITY : largest_dot<V>(rows + r * pitch, keys[r]) * params.scale;
+    maxima[r] = tile_max > states[r].max ? tile_max : states[r].max;
+  }
+  for (std::int64_t r = 0; r < kLanes; ++r)
+    factors[r] = r < count && states[r].max != maxima[r] ? states[r].max - maxima[r] : 0.0f;
+  for (std::int64_t r = 0; r < count; r += V::kWidth) V::store(factors + r, V::exp(V::load(factors + r)));
+  for (std::int64_t r = 0; r < count; ++r) {
+    float* row = rows + r * pitch;
+    if (keys[r].empty()) continue;
+    if (maxima[r] == -INFINITY) {
+      corrections[r] = softmax_row<V>(row, keys[r], params, /*slope=*/0.0f, /*tile_minus_q_pos=*/0, states[r], hidden);
+      continue;
+    }
+    states[r] = {maxima[r], states[r].sum * factors[r] + weigh_dots<V>(row, keys[r], params.scale, maxima[r])};
+    corrections[r] = V::Faults::correction(factors[r]);
+  }
 }
 
 }  // namespace

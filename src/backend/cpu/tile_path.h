@@ -182,13 +182,19 @@ WeightedRows<V> weigh_rows(const ItemView& v, const Tile& t, std::int64_t m, std
   // Later rows see later keys: the first row has the smallest begin, the last row the largest end.
   w.all = {v.keys(m, t.start, t.begin, t.end).begin, v.keys(m + rows - 1, t.start, t.begin, t.end).end};
   score_rows<V>(v, m, rows, w.all);
+  const HiddenKeys hidden{v, m, t.start, t.begin >= v.mask.tree_begin};
+  const bool together = !hidden.of_tree && scales_only(v.args, v.args.score);
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = v.scores + r * v.tile_kv;
     w.keys[r] = v.keys(m + r, t.start, t.begin, t.end);
     if (V::kPairs == 2) scale_cached_keys<V>(v, row, w.keys[r], t.start);
-    const HiddenKeys hidden{v, m + r, t.start, t.begin >= v.mask.tree_begin};
+    if (together) continue;
     w.corrections[r] = softmax_row<V>(row, w.keys[r], v.args.score, v.slope(m + r), t.start - V::Faults::alibi_origin(v, m + r),
-                                      v.states[m + r], hidden);
+                                      v.states[m + r], {v, m + r, t.start, hidden.of_tree});
+  }
+  if (together) softmax_rows<V>(v.scores, v.tile_kv, w.keys, rows, v.args.score, v.states + m, w.corrections, hidden);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = v.scores + r * v.tile_kv;
     for (std::int64_t j = w.all.begin; j < w.keys[r].begin; ++j) row[j] = 0.0f;
     for (std::int64_t j = w.keys[r].end; j < w.all.end; ++j) row[j] = 0.0f;
   }
