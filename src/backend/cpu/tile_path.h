@@ -23,13 +23,13 @@ namespace {
 
 // ---- S = Q K^T ---------------------------------------------------------------------------------------------------------
 
-/// kRows score rows x one block of keys.
-template <class V, int kRows>
+/// kRows score rows x kCols vectors of one block of keys.
+template <class V, int kRows, int kCols>
 void score_block(const float* query, std::int64_t stride, const float* panel, std::int64_t head_dim, float* scores,
                  std::int64_t tile_kv) {
-  auto sums = RegisterBlock<V, kRows, V::kCols>::zero();
+  auto sums = RegisterBlock<V, kRows, kCols>::zero();
   for (std::int64_t d = 0; d * V::kPairs < head_dim; ++d)
-    sums.add_dots(query + d, stride, RegisterRow<V, V::kCols>::of(panel + d * V::kCols * V::kWidth));
+    sums.add_dots(query + d, stride, RegisterRow<V, kCols>::of(panel + d * V::kCols * V::kWidth));
   sums.store(scores, tile_kv);
 }
 
@@ -39,16 +39,30 @@ template <class V, int kRows = V::kRows>
 ScoreBlock score_block_of(std::int64_t rows) {
   if constexpr (kRows > 1)
     if (rows < kRows) return score_block_of<V, kRows - 1>(rows);
-  return score_block<V, kRows>;
+  return score_block<V, kRows, V::kCols>;
 }
 
-/// Rows [m, m + rows) against the key blocks that hold `keys`.
+/// V::kRows rows x `vectors` of a block: at the ends of a window.
+template <class V, int kCols = V::kCols>
+ScoreBlock score_part_of(std::int64_t vectors) {
+  if constexpr (kCols > 1)
+    if (vectors < kCols) return score_part_of<V, kCols - 1>(vectors);
+  return score_block<V, V::kRows, kCols>;
+}
+
+/// Rows [m, m + rows) against the key blocks that hold `keys`: of a whole block of rows, the vectors that hold them.
 template <class V>
 void score_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys keys) {
   constexpr std::int64_t kBlock = V::kCols * V::kWidth;
-  const ScoreBlock block = score_block_of<V>(rows);
-  for (std::int64_t j = keys.begin / kBlock * kBlock; j < keys.end; j += kBlock)
-    block(v.query + m * v.stride, v.stride, v.k_panel + j * v.stride, v.args.head_dim, v.scores + j, v.tile_kv);
+  const ScoreBlock whole = score_block_of<V>(rows);
+  for (std::int64_t j = keys.begin / kBlock * kBlock; j < keys.end; j += kBlock) {
+    const std::int64_t skip = rows == V::kRows && keys.begin > j ? (keys.begin - j) / V::kWidth * V::kWidth : 0;
+    const std::int64_t left = keys.end - j - skip, vectors = (left + V::kWidth - 1) / V::kWidth;
+    const bool part = rows == V::kRows && (skip > 0 || vectors < V::kCols);
+    const ScoreBlock block =
+        part ? score_part_of<V>(vectors < V::kCols - skip / V::kWidth ? vectors : V::kCols - skip / V::kWidth) : whole;
+    block(v.query + m * v.stride, v.stride, v.k_panel + j * v.stride + skip, v.args.head_dim, v.scores + j + skip, v.tile_kv);
+  }
 }
 
 // ---- acc = acc * correction + P V -----------------------------------------------------------------------------------------
