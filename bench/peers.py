@@ -14,12 +14,16 @@ copies in turn as `quire bench` takes, so that they are as cold. Every output is
   torch_sdpa_gather  the same after gathering the pages by the block table
   ort_gqa            onnxruntime's GroupQueryAttention, f32, past and present in one buffer; writes the new rows too
   vllm_cpu           vLLM's CPU attention, blocks of 128 tokens, its scheduler metadata made once (as plan() is)
+  llama_flash        llama.cpp's GGML_OP_FLASH_ATTN_EXT alone, by ggml's C interface: contiguous K and V in f16, which is its cache's
+                     type by default, queries in f32. The folder of libggml-cpu.so is llama-cpp-python's or GGML_LIB's
 """
 from __future__ import annotations
 
 import argparse
 import collections
+import ctypes
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -29,7 +33,7 @@ import sys
 import time
 from datetime import datetime, timezone
 
-PEERS = ("torch_sdpa", "torch_sdpa_gather", "ort_gqa", "vllm_cpu")
+PEERS = ("torch_sdpa", "torch_sdpa_gather", "ort_gqa", "vllm_cpu", "llama_flash")
 ON_CORE = 0.97  # a thread with less CPU time than this share of the wall's was off its core, as in src/bench/clocks.cpp
 TOLERANCE = 0.03  # of the largest output, for bf16 weights and outputs; a wrong mask or layout is far larger
 VLLM_BLOCK = 128
@@ -299,9 +303,115 @@ class VllmCpu:
         return relative_error((self.output[self.starts[r] : self.starts[r + 1]].transpose(0, 1), plain) for r, plain in self.plain.items())
 
 
+class GgmlPlan(ctypes.Structure):
+    """ggml_cplan of ggml-cpu.h."""
+
+    _fields_ = [("work_size", ctypes.c_size_t), ("work_data", ctypes.c_void_p), ("n_threads", ctypes.c_int), ("threadpool", ctypes.c_void_p),
+                ("abort_callback", ctypes.c_void_p), ("abort_callback_data", ctypes.c_void_p), ("use_ref", ctypes.c_bool)]  # fmt: skip
+
+
+class GgmlParams(ctypes.Structure):
+    """ggml_init_params of ggml.h."""
+
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+class Ggml:
+    """The calls of ggml that one operator needs."""
+
+    F32, F16 = 0, 1
+
+    def __init__(self):
+        folder = os.environ.get("GGML_LIB")
+        if folder is None:
+            package = importlib.util.find_spec("llama_cpp")
+            if package is None:
+                raise ImportError("neither llama_cpp nor GGML_LIB")
+            folder = os.path.join(os.path.dirname(package.origin), "lib")
+        try:
+            self.base, self.cpu = (ctypes.CDLL(os.path.join(folder, f"lib{x}.so"), ctypes.RTLD_GLOBAL) for x in ("ggml-base", "ggml-cpu"))
+        except OSError as error:
+            raise ImportError(str(error)) from error
+        pointer, i64, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+        for library, name, result, *arguments in (
+            (self.base, "init", pointer, GgmlParams),
+            (self.base, "new_tensor_4d", pointer, pointer, ctypes.c_int, i64, i64, i64, i64),
+            (self.base, "get_data", pointer, pointer),
+            (self.base, "flash_attn_ext", *[pointer] * 6, f32, f32, f32),
+            (self.base, "new_graph", pointer, pointer),
+            (self.base, "build_forward_expand", None, pointer, pointer),
+            (self.cpu, "cpu_init", None),
+            (self.cpu, "graph_plan", GgmlPlan, pointer, ctypes.c_int, pointer),
+            (self.cpu, "graph_compute", ctypes.c_int, pointer, ctypes.POINTER(GgmlPlan)),
+        ):
+            function = getattr(library, f"ggml_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        self.cpu_init()
+
+
+class LlamaFlash:
+    """One operator per group of equal requests, each a stream of its own. K and V are dense: llama.cpp has no pages."""
+
+    def __init__(self, shape: Shape, copies: int, threads: int):
+        self.ggml = Ggml()
+        import torch
+
+        if shape.q != "bf16" or shape.kv != "bf16":
+            raise Refused(f"q={shape.q} kv={shape.kv}: timed with an f16 cache in place of bf16 only")
+        self.torch, self.shape, self.threads, self.turn = torch, shape, threads, 0
+        self.copies = [self._make() for _ in range(copies)]
+
+    def _tensor(self, context, x, kind: int):
+        """A tensor of ggml with the numbers of `x`, innermost dimension last."""
+        x = x.to(self.torch.float16 if kind == Ggml.F16 else self.torch.float32).contiguous()
+        made = self.ggml.new_tensor_4d(context, kind, *reversed(x.shape))
+        ctypes.memmove(self.ggml.get_data(made), x.data_ptr(), x.numel() * x.element_size())
+        return made
+
+    def _make(self):
+        torch, shape, ggml, calls = self.torch, self.shape, self.ggml, []
+        for seed, (count, query, context_len) in enumerate(shape.groups()):
+            seq = context_len + query
+            q, k, v = random_data(torch, count, query, seq, shape, seed)
+            plain = plain_rows(torch, shape, q, k, v, context_len)
+            first = shape.first_visible(context_len)
+            numbers = 8 * q.numel() + 4 * count * shape.kv_heads * (seq - first) * shape.dim + 2 * query * (seq - first)
+            context = ggml.init(GgmlParams(numbers + (1 << 22), None, False))
+            mask = torch.zeros(1, 1, query, seq - first)
+            mask[0, 0].masked_fill_(~visible(torch, shape, context_len, seq, first), -math.inf)
+            rows = [self._tensor(context, x, kind) for x, kind in ((q, 0), (k[:, :, first:], 1), (v[:, :, first:], 1), (mask, 1))]
+            out = ggml.flash_attn_ext(context, *rows, shape.dim**-0.5, 0.0, 0.0)
+            graph = ggml.new_graph(context)
+            ggml.build_forward_expand(graph, out)
+            plan = ggml.graph_plan(graph, self.threads, None)
+            work = ctypes.create_string_buffer(max(1, plan.work_size))
+            plan.work_data = ctypes.addressof(work)
+            calls.append((graph, plan, work, ggml.get_data(out), (count, query), plain))
+        return calls
+
+    def call(self):
+        calls = self.copies[self.turn % len(self.copies)]
+        self.turn += 1
+        for graph, plan, *_ in calls:
+            if self.ggml.graph_compute(graph, ctypes.byref(plan)) != 0:
+                raise RuntimeError("ggml_graph_compute failed")
+        return calls
+
+    def error(self) -> float:
+        outputs = []
+        for *_, data, (count, query), plain in self.call():
+            numbers = count * query * self.shape.heads * self.shape.dim
+            rows = self.torch.frombuffer((ctypes.c_float * numbers).from_address(data), dtype=self.torch.float32)
+            outputs.append((rows.reshape(count, query, self.shape.heads, self.shape.dim)[0].transpose(0, 1), plain))
+        return relative_error(outputs)
+
+
 def make_peer(name: str, shape: Shape, copies: int, threads: int):
     if name == "ort_gqa":
         return OrtGqa(shape, copies, threads)
+    if name == "llama_flash":
+        return LlamaFlash(shape, copies, threads)
     import torch
 
     torch.set_num_threads(threads)
