@@ -84,15 +84,24 @@ def by_flash_attention_3(torch: Any, data: Any) -> Ways:
     if vllm is None and upstream is None:
         return
 
-    def make(page: int) -> Call:
+    def made(page: int, q: Any) -> Any:
+        """The schedule that vLLM's engine makes once for a step, and that the calls of all layers use."""
+        return vllm.get_scheduler_metadata(
+            batch_size=len(p.reqs), max_seqlen_q=max(p.query_lens), max_seqlen_k=max(p.seq_lens), num_heads_q=p.q_heads,
+            num_heads_kv=p.kv_heads, headdim=p.dim, cache_seqlens=data.lens, qkv_dtype=q.dtype, cu_seqlens_q=data.starts,
+            page_size=page, causal=True, window_size=window,
+        )  # fmt: skip
+
+    def make(page: int, with_metadata: bool = True) -> Call:
         q = rounded_query(torch, data)
+        metadata = made(page, q) if vllm is not None and with_metadata else None
 
         def call(copy: int) -> Any:
             k, v, table = (*data.caches[copy], data.table) if page == p.page else data.repaged(page, copy)
             if vllm is not None:
                 return vllm.flash_attn_varlen_func(
                     q, k, v, max(p.query_lens), data.starts, max(p.seq_lens), seqused_k=data.lens, softmax_scale=p.dim**-0.5,
-                    causal=True, window_size=list(window), block_table=table, fa_version=3,
+                    causal=True, window_size=list(window), block_table=table, scheduler_metadata=metadata, fa_version=3,
                 )  # fmt: skip
             return upstream.flash_attn_with_kvcache(
                 q, k, v, cache_seqlens=data.lens, page_table=table, cu_seqlens_q=data.starts, max_seqlen_q=max(p.query_lens),
@@ -103,6 +112,8 @@ def by_flash_attention_3(torch: Any, data: Any) -> Ways:
 
     name = "FlashAttention 3" + (ROUNDED if p.is_fp8 else "")
     yield name, lambda: make(p.page)
+    if vllm is not None:
+        yield f"{name}, no metadata", lambda: make(p.page, with_metadata=False)
     if p.page != 128:
         yield f"{name}, page 128", lambda: make(128)
 
@@ -172,21 +183,29 @@ def by_cudnn_paged(torch: Any, data: Any) -> Ways:
 
 def by_hpc_ops(torch: Any, data: Any) -> Ways:
     hpc, p = found("hpc"), data.problem
-    if hpc is None or not p.is_decode or p.is_fp8 or p.window:
+    if hpc is None or not p.is_decode or p.window:
         return
 
     def make(page: int) -> Call:
-        def fused(copy: int) -> Any:
-            k, v, _ = (*data.caches[copy], None) if page == p.page else data.repaged(page, copy)
-            return torch.stack((k, v), 1)  # [pages, 2, page, kv_heads, dim]
+        tasks = hpc.get_attention_decode_task_workspace(len(p.reqs), max(p.seq_lens), p.kv_heads)
+        # Its "mtp" is the number of rows of a request there, as its tests call it; True: the lengths count this step's token.
+        hpc.assign_attention_decode_task(data.lens, tasks, p.kv_heads, 1, True)
+        q, table = rounded_query(torch, data), data.table if page == p.page else data.repaged(page, 0)[2]
+        q_scale, kv_scale = torch.ones((len(p.reqs), p.q_heads), device="cuda"), torch.ones(1, device="cuda")
 
-        caches = [fused(copy) for copy in range(data.copies)]
-        table = data.table if page == p.page else data.repaged(page, 0)[2]
-        before = data.lens - 1  # its cache_lens: tokens before this step's
-        return lambda copy: hpc.attention_decode_bf16(data.query, caches[copy], table, before, data.output)
+        def call(copy: int) -> Any:
+            k, v = data.caches[copy] if page == p.page else data.repaged(page, copy)[:2]
+            if p.is_fp8:
+                return hpc.attention_decode_fp8(
+                    q, k, v, table, data.lens, q_scale, kv_scale, kv_scale, new_kv_included=True, task_map=tasks, output=data.output
+                )
+            return hpc.attention_decode_bf16(q, k, v, table, data.lens, new_kv_included=True, task_map=tasks, output=data.output)
 
-    for page in (p.page, 64):
-        yield f"hpc-ops, page {page}", lambda page=page: make(page)
+        return call
+
+    name = "hpc-ops" + (ROUNDED if p.is_fp8 else "")
+    for page in (64,) if p.is_fp8 else (p.page, 64):  # its fp8 kernel has pages of 64 only
+        yield f"{name}, page {page}", lambda page=page: make(page)
 
 
 def by_vllm_triton(torch: Any, data: Any) -> Ways:
@@ -194,8 +213,20 @@ def by_vllm_triton(torch: Any, data: Any) -> Ways:
     if module is None:
         return
 
+    def split_over_keys() -> dict[str, Any]:
+        """Scratch with which small batches are split over keys, in the sizes of vLLM's TritonAttentionMetadataBuilder."""
+        sequences, segments, padded = 128 // p.kv_heads, 16, 1 << (p.dim - 1).bit_length()
+        parts = (sequences, p.q_heads, segments)
+        return {
+            "seq_threshold_3D": sequences, "num_par_softmax_segments": segments, "softmax_segm_output": torch.empty((*parts, padded), device="cuda"),
+            "softmax_segm_max": torch.empty(parts, device="cuda"), "softmax_segm_expsum": torch.empty(parts, device="cuda"),
+        }  # fmt: skip
+
     def make() -> Call:
         one = torch.ones(1, device="cuda") if p.is_fp8 else None
+        more = split_over_keys()
+        if p.is_fp8:
+            more["kv_quant_mode"] = module.KVQuantMode.FP8_PER_TENSOR
 
         def call(copy: int) -> Any:
             k, v = data.caches[copy]
@@ -203,7 +234,7 @@ def by_vllm_triton(torch: Any, data: Any) -> Ways:
                 q=data.query, k=k, v=v, out=data.output, cu_seqlens_q=data.starts, max_seqlen_q=max(p.query_lens), seqused_k=data.lens,
                 max_seqlen_k=max(p.seq_lens), softmax_scale=p.dim**-0.5, causal=True,
                 window_size=(p.window - 1, 0) if p.window else (-1, -1), block_table=data.table, softcap=0.0, q_descale=None,
-                k_descale=one, v_descale=one,
+                k_descale=one, v_descale=one, **more,
             )  # fmt: skip
             return data.output
 
