@@ -17,7 +17,9 @@ static_assert(QUIRE_DTYPE_NONE == static_cast<int>(DType::none) && QUIRE_F32 == 
               QUIRE_FP8_E5M2 == static_cast<int>(DType::fp8_e5m2) &&
               QUIRE_FP8_E5M2FNUZ == static_cast<int>(DType::fp8_e5m2fnuz) && QUIRE_I32 == static_cast<int>(DType::i32) &&
               QUIRE_I64 == static_cast<int>(DType::i64) && QUIRE_U8 == static_cast<int>(DType::u8) &&
-              QUIRE_I8 == static_cast<int>(DType::i8) && QUIRE_FP8_DS_MLA == static_cast<int>(DType::fp8_ds_mla));
+              QUIRE_I8 == static_cast<int>(DType::i8) && QUIRE_NVFP4 == static_cast<int>(DType::nvfp4) &&
+              QUIRE_MXFP4 == static_cast<int>(DType::mxfp4) && QUIRE_FP8_E8M0 == static_cast<int>(DType::fp8_e8m0) &&
+              QUIRE_FP8_DS_MLA == static_cast<int>(DType::fp8_ds_mla));
 static_assert(QUIRE_MEMORY_CPU == static_cast<int>(Memory::cpu) && QUIRE_MEMORY_CUDA == static_cast<int>(Memory::cuda) &&
               QUIRE_MEMORY_HIP == static_cast<int>(Memory::hip));
 static_assert(QUIRE_NHD == static_cast<int>(CacheLayout::nhd) && QUIRE_HND == static_cast<int>(CacheLayout::hnd) &&
@@ -60,7 +62,7 @@ class Reader {
 
 Tensor Reader::tensor(std::string_view member, const quire_tensor& t) {
   reserved(member, t.reserved);
-  within(member.empty() ? "dtype" : quire::formatted("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_U8);
+  within(member.empty() ? "dtype" : quire::formatted("{}.dtype", member), t.dtype, QUIRE_DTYPE_NONE, QUIRE_FP8_DS_MLA);
   within(member.empty() ? "rank" : quire::formatted("{}.rank", member), t.rank, 0, QUIRE_MAX_RANK);
   within(member.empty() ? "memory" : quire::formatted("{}.memory", member), t.memory, QUIRE_MEMORY_CPU, QUIRE_MEMORY_HIP);
   if (!status_.ok()) return {};

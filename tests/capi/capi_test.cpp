@@ -314,6 +314,15 @@ TEST(Attend, IsRightAndCountsItsRows) {
   EXPECT_LE(comparison.worst_ratio, 1.0);
 }
 
+TEST(Attend, TakesEveryTypeOfACache) {
+  for (const char* types : {"q=f32 kv=f16 heads=4:2 d=32", "q=f32 kv=fp8_e5m2fnuz heads=4:2 d=32",
+                            "q=f32 kv=i8 kscale=token vscale=head heads=4:2 d=32", "q=f32 kv=nvfp4 heads=4:2 d=32",
+                            "q=f32 kv=mxfp4 heads=4:2 d=32", "q=f32 kv=fp8_ds_mla heads=4:1 d=576 dv=512 latent=1"}) {
+    Generated g((std::string(types) + " page=4 layout=nhd reqs=1x5,2x1@7 seed=3").c_str());
+    EXPECT_EQ(attend(g), QUIRE_OK) << types << ": " << message();
+  }
+}
+
 TEST(Attend, LayersOfAPreparedStepAreRight) {
   Generated g, alone;
   ASSERT_EQ(attend(alone), QUIRE_OK) << message();
