@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <span>
-#include <tuple>
 #include <vector>
 
 #include "capi/convert.h"
@@ -49,13 +48,20 @@ Status read_append_options(const quire_append_options* o, AppendSetup& setup) {
   return {};
 }
 
+struct Given {
+  const quire_tensor* tensor;
+  const char* name;
+  bool may_be_null = false;  ///< absent then
+};
+
 /// Reads `from` into the first elements of `to`.
-Status read_tensors(std::initializer_list<std::pair<const quire_tensor*, const char*>> from, std::span<Tensor> to) {
-  std::size_t i = 0;
-  for (const auto& [tensor, name] : from) {
+Status read_tensors(std::initializer_list<Given> from, std::span<Tensor> to) {
+  for (std::size_t i = 0; const auto& [tensor, name, may_be_null] : from) {
+    Tensor& out = to[i++];
+    if (tensor == nullptr && may_be_null) continue;
     auto read = quire::capi::read_tensor(tensor, name);
     if (!read.ok()) return read.status();
-    to[i++] = read.value();
+    out = read.value();
   }
   return {};
 }
@@ -67,8 +73,7 @@ using WithPlan = Status (*)(const quire::Plan&, const quire::Batch&, const quire
 quire_code call_with_plan(WithPlan call, const quire_plan* plan, const quire_batch* batch, const quire_cache* cache,
                           const quire_options* options, void* workspace, size_t workspace_bytes,
                           const quire_attend_options* attend_options) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{plan, "plan"}}); !s.ok()) return s;
+  return guarded({{plan, "plan"}}, [&]() -> Status {
     if (workspace_bytes > 0)
       if (Status s = require({{workspace, "workspace"}}); !s.ok()) return s;
     auto inputs = quire::capi::read_inputs(batch, cache, options);
@@ -164,15 +169,15 @@ quire_code quire_merge_quantised(const quire_tensor* out_a, const quire_tensor* 
                                  const quire_tensor* output_scale, void* stream) {
   return guarded([&]() -> Status {
     Tensor t[7];
-    if (Status s = read_tensors({{out_a, "out_a"}, {lse_a, "lse_a"}, {out_b, "out_b"}, {lse_b, "lse_b"}, {out, "out"}}, t);
-        !s.ok())
-      return s;
-    for (const auto& [given, name, to] : {std::tuple{lse, "lse", &t[5]}, std::tuple{output_scale, "output_scale", &t[6]}}) {
-      if (given == nullptr) continue;
-      auto read = quire::capi::read_tensor(given, name);
-      if (!read.ok()) return read.status();
-      *to = read.value();
-    }
+    Status s = read_tensors({{out_a, "out_a"},
+                             {lse_a, "lse_a"},
+                             {out_b, "out_b"},
+                             {lse_b, "lse_b"},
+                             {out, "out"},
+                             {lse, "lse", true},
+                             {output_scale, "output_scale", true}},
+                            t);
+    if (!s.ok()) return s;
     return quire::merge(t[0], t[1], t[2], t[3], t[4], t[5], {.stream = stream, .output_scale = t[6]});
   });
 }
@@ -181,13 +186,9 @@ quire_code quire_merge_many(const quire_tensor* outs, const quire_tensor* lses, 
                             const quire_tensor* output_scale, void* stream) {
   return guarded([&]() -> Status {
     Tensor t[5];
-    if (Status s = read_tensors({{outs, "outs"}, {lses, "lses"}, {out, "out"}}, t); !s.ok()) return s;
-    for (const auto& [given, name, to] : {std::tuple{lse, "lse", &t[3]}, std::tuple{output_scale, "output_scale", &t[4]}}) {
-      if (given == nullptr) continue;
-      auto read = quire::capi::read_tensor(given, name);
-      if (!read.ok()) return read.status();
-      *to = read.value();
-    }
+    Status s =
+        read_tensors({{outs, "outs"}, {lses, "lses"}, {out, "out"}, {lse, "lse", true}, {output_scale, "output_scale", true}}, t);
+    if (!s.ok()) return s;
     return quire::merge_many(t[0], t[1], t[2], t[3], {.stream = stream, .output_scale = t[4]});
   });
 }

@@ -8,23 +8,13 @@
 
 using quire::Status;
 using quire::capi::guarded;
+using quire::capi::hand_out;
 using quire::capi::require;
-
-namespace {
-
-Status hand_out(quire::Result<quire::Case> made, quire_case** out) {
-  if (!made.ok()) return made.status();
-  *out = new quire_case{std::move(made.value())};
-  return {};
-}
-
-}  // namespace
 
 extern "C" {
 
 quire_code quire_case_from_problem_line(const char* line, quire_case** out) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{out, "out"}}); !s.ok()) return s;
+  return guarded({{out, "out"}}, [&]() -> Status {
     *out = nullptr;
     if (Status s = require({{line, "line"}}); !s.ok()) return s;
     auto parsed = quire::parse_problem_line(line);
@@ -34,8 +24,7 @@ quire_code quire_case_from_problem_line(const char* line, quire_case** out) {
 }
 
 quire_code quire_case_read(const char* path, quire_case** out) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{out, "out"}}); !s.ok()) return s;
+  return guarded({{out, "out"}}, [&]() -> Status {
     *out = nullptr;
     if (Status s = require({{path, "path"}}); !s.ok()) return s;
     return hand_out(quire::read_capture(path), out);
@@ -43,15 +32,11 @@ quire_code quire_case_read(const char* path, quire_case** out) {
 }
 
 quire_code quire_case_write(const quire_case* handle, const char* path) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{handle, "handle"}, {path, "path"}}); !s.ok()) return s;
-    return quire::write_capture(path, handle->content);
-  });
+  return guarded({{handle, "handle"}, {path, "path"}}, [&]() -> Status { return quire::write_capture(path, handle->content); });
 }
 
 quire_code quire_case_views(const quire_case* handle, quire_batch* batch, quire_cache* cache, quire_options* options) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{handle, "handle"}}); !s.ok()) return s;
+  return guarded({{handle, "handle"}}, [&]() -> Status {
     const quire::Case& c = handle->content;
     if (batch != nullptr)
       if (Status s = quire::capi::write_batch(c.batch, batch); !s.ok()) return s;
@@ -64,8 +49,7 @@ quire_code quire_case_views(const quire_case* handle, quire_batch* batch, quire_
 }
 
 quire_code quire_case_observed(const quire_case* handle, quire_tensor* output, quire_tensor* lse) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{handle, "handle"}}); !s.ok()) return s;
+  return guarded({{handle, "handle"}}, [&]() -> Status {
     if (output != nullptr) *output = quire::capi::to_c(handle->content.observed);
     if (lse != nullptr) *lse = quire::capi::to_c(handle->content.observed_lse);
     return {};

@@ -41,8 +41,7 @@ Status ledger_size(std::int64_t num_pages, std::int64_t page_size) {
 extern "C" {
 
 quire_code quire_ledger_create(int64_t num_pages, int64_t page_size, quire_ledger** out) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{out, "out"}}); !s.ok()) return s;
+  return guarded({{out, "out"}}, [&]() -> Status {
     *out = nullptr;
     if (Status s = ledger_size(num_pages, page_size); !s.ok()) return s;
     *out = new quire_ledger{quire::SlotLedger(num_pages, page_size)};
@@ -53,8 +52,7 @@ quire_code quire_ledger_create(int64_t num_pages, int64_t page_size, quire_ledge
 void quire_ledger_free(quire_ledger* ledger) { delete ledger; }
 
 quire_code quire_ledger_begin_step(quire_ledger* ledger, int64_t step) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{ledger, "ledger"}}); !s.ok()) return s;
+  return guarded({{ledger, "ledger"}}, [&]() -> Status {
     if (step < ledger->step)
       return {Code::invalid_argument, quire::formatted("step: {}, expected at least the current step {}", step, ledger->step)};
     ledger->ledger.begin_step(step);
@@ -64,8 +62,7 @@ quire_code quire_ledger_begin_step(quire_ledger* ledger, int64_t step) {
 }
 
 quire_code quire_ledger_record(quire_ledger* ledger, int64_t slot, int64_t request, int64_t position) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{ledger, "ledger"}}); !s.ok()) return s;
+  return guarded({{ledger, "ledger"}}, [&]() -> Status {
     const quire::SlotLedger& l = ledger->ledger;
     if (Status s = within("slot", slot, l.num_pages() * l.page_size()); !s.ok()) return s;
     ledger->ledger.record(slot, {request, position});
@@ -74,8 +71,7 @@ quire_code quire_ledger_record(quire_ledger* ledger, int64_t slot, int64_t reque
 }
 
 quire_code quire_ledger_share(quire_ledger* ledger, int64_t page, int64_t request) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{ledger, "ledger"}}); !s.ok()) return s;
+  return guarded({{ledger, "ledger"}}, [&]() -> Status {
     if (Status s = within("page", page, ledger->ledger.num_pages()); !s.ok()) return s;
     ledger->ledger.share(page, request);
     return {};
@@ -83,8 +79,7 @@ quire_code quire_ledger_share(quire_ledger* ledger, int64_t page, int64_t reques
 }
 
 quire_code quire_ledger_recycle(quire_ledger* ledger, int64_t page) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{ledger, "ledger"}}); !s.ok()) return s;
+  return guarded({{ledger, "ledger"}}, [&]() -> Status {
     if (Status s = within("page", page, ledger->ledger.num_pages()); !s.ok()) return s;
     ledger->ledger.recycle(page);
     return {};
@@ -119,8 +114,7 @@ int64_t quire_findings_total(const quire_findings* findings) {
 }
 
 quire_code quire_findings_get(const quire_findings* findings, int64_t i, quire_finding* out) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{findings, "findings"}, {out, "out"}}); !s.ok()) return s;
+  return guarded({{findings, "findings"}, {out, "out"}}, [&]() -> Status {
     const auto& items = findings->findings.items;
     if (Status s = within("i", i, static_cast<std::int64_t>(items.size())); !s.ok()) return s;
     const quire::Finding& f = items[static_cast<std::size_t>(i)];

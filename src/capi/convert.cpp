@@ -52,8 +52,15 @@ class Reader {
   void reserved(std::string_view member, std::int64_t value) {
     if (value != 0) refuse(member, quire::formatted("{}, but this version knows no meaning for it", value), Code::unsupported);
   }
+  bool flag(std::string_view member, std::int64_t value) { return within(member, value, 0, 1) == 1; }
   Tensor tensor(std::string_view member, const quire_tensor& t);
   const Status& status() const { return status_; }
+  /// What was read, or the first failure.
+  template <typename T>
+  Result<T> result(T read) const {
+    if (!status_.ok()) return status_;
+    return read;
+  }
 
  private:
   const char* struct_name_;
@@ -83,34 +90,62 @@ Tensor Reader::tensor(std::string_view member, const quire_tensor& t) {
   return out;
 }
 
+/// A tensor of a struct of quire.h, and of its C++ twin.
+template <typename Theirs, typename Ours>
+struct TensorMember {
+  const char* name;
+  quire_tensor Theirs::* theirs;
+  Tensor Ours::* ours;
+};
+constexpr TensorMember<quire_batch, Batch> kBatchTensors[] = {
+    {"query", &quire_batch::query, &Batch::query},
+    {"output", &quire_batch::output, &Batch::output},
+    {"query_start_loc", &quire_batch::query_start_loc, &Batch::query_start_loc},
+    {"seq_lens", &quire_batch::seq_lens, &Batch::seq_lens},
+    {"block_table", &quire_batch::block_table, &Batch::block_table},
+    {"cached_lens", &quire_batch::cached_lens, &Batch::cached_lens},
+    {"key", &quire_batch::key, &Batch::key},
+    {"value", &quire_batch::value, &Batch::value},
+    {"slot_mapping", &quire_batch::slot_mapping, &Batch::slot_mapping},
+    {"lse", &quire_batch::lse, &Batch::lse},
+    {"request_ids", &quire_batch::request_ids, &Batch::request_ids},
+    {"q_scale", &quire_batch::q_scale, &Batch::q_scale},
+    {"output_scale", &quire_batch::output_scale, &Batch::output_scale},
+    {"causal", &quire_batch::causal, &Batch::causal},
+    {"q_begin", &quire_batch::q_begin, &Batch::q_begin},
+    {"key_begin", &quire_batch::key_begin, &Batch::key_begin},
+    {"spans", &quire_batch::spans, &Batch::spans},
+    {"prefix_lens", &quire_batch::prefix_lens, &Batch::prefix_lens},
+    {"tree_mask", &quire_batch::tree_mask, &Batch::tree_mask},
+    {"tree_lens", &quire_batch::tree_lens, &Batch::tree_lens},
+};
+constexpr TensorMember<quire_cache, KVCache> kCacheTensors[] = {
+    {"k", &quire_cache::k, &KVCache::k},
+    {"v", &quire_cache::v, &KVCache::v},
+    {"k_scale", &quire_cache::k_scale, &KVCache::k_scale},
+    {"v_scale", &quire_cache::v_scale, &KVCache::v_scale},
+    {"k_block_scale", &quire_cache::k_block_scale, &KVCache::k_block_scale},
+    {"v_block_scale", &quire_cache::v_block_scale, &KVCache::v_block_scale},
+};
+
+template <typename Theirs, typename Ours, std::size_t n>
+void read_tensors(Reader& reader, const TensorMember<Theirs, Ours> (&members)[n], const Theirs& from, Ours& to) {
+  for (const auto& member : members) to.*member.ours = reader.tensor(member.name, from.*member.theirs);
+}
+
+template <typename Theirs, typename Ours, std::size_t n>
+void write_tensors(const TensorMember<Theirs, Ours> (&members)[n], const Ours& from, Theirs& to) {
+  for (const auto& member : members) to.*member.theirs = to_c(from.*member.ours);
+}
+
 Result<Batch> read_batch(const quire_batch* b) {
   Reader reader("batch");
   if (!reader.open(b)) return reader.status();
   Batch out;
-  out.query = reader.tensor("query", b->query);
-  out.output = reader.tensor("output", b->output);
-  out.query_start_loc = reader.tensor("query_start_loc", b->query_start_loc);
-  out.seq_lens = reader.tensor("seq_lens", b->seq_lens);
-  out.block_table = reader.tensor("block_table", b->block_table);
-  out.cached_lens = reader.tensor("cached_lens", b->cached_lens);
-  out.key = reader.tensor("key", b->key);
-  out.value = reader.tensor("value", b->value);
-  out.slot_mapping = reader.tensor("slot_mapping", b->slot_mapping);
-  out.lse = reader.tensor("lse", b->lse);
-  out.request_ids = reader.tensor("request_ids", b->request_ids);
+  read_tensors(reader, kBatchTensors, *b, out);
   out.padding = static_cast<Padding>(reader.within("padding", b->padding, QUIRE_PADDING_REFUSED, QUIRE_PADDING_ZERO));
   reader.reserved("reserved", b->reserved);
-  out.q_scale = reader.tensor("q_scale", b->q_scale);
-  out.output_scale = reader.tensor("output_scale", b->output_scale);
-  out.causal = reader.tensor("causal", b->causal);
-  out.q_begin = reader.tensor("q_begin", b->q_begin);
-  out.key_begin = reader.tensor("key_begin", b->key_begin);
-  out.spans = reader.tensor("spans", b->spans);
-  out.prefix_lens = reader.tensor("prefix_lens", b->prefix_lens);
-  out.tree_mask = reader.tensor("tree_mask", b->tree_mask);
-  out.tree_lens = reader.tensor("tree_lens", b->tree_lens);
-  if (!reader.status().ok()) return reader.status();
-  return out;
+  return reader.result(out);
 }
 
 Result<Options> read_options(const quire_options* o) {
@@ -118,20 +153,19 @@ Result<Options> read_options(const quire_options* o) {
   if (o == nullptr) return out;
   Reader reader("options");
   if (!reader.open(o)) return reader.status();
-  if (reader.within("has_softmax_scale", o->has_softmax_scale, 0, 1) == 1) out.softmax_scale = o->softmax_scale;
-  if (reader.within("has_sliding_window", o->has_sliding_window, 0, 1) == 1) out.sliding_window = o->sliding_window;
-  if (reader.within("has_logits_soft_cap", o->has_logits_soft_cap, 0, 1) == 1) out.logits_soft_cap = o->logits_soft_cap;
+  if (reader.flag("has_softmax_scale", o->has_softmax_scale)) out.softmax_scale = o->softmax_scale;
+  if (reader.flag("has_sliding_window", o->has_sliding_window)) out.sliding_window = o->sliding_window;
+  if (reader.flag("has_logits_soft_cap", o->has_logits_soft_cap)) out.logits_soft_cap = o->logits_soft_cap;
   reader.reserved("reserved", o->reserved);
   out.alibi_slopes = reader.tensor("alibi_slopes", o->alibi_slopes);
   out.sinks = reader.tensor("sinks", o->sinks);
-  out.causal = reader.within("non_causal", o->non_causal, 0, 1) == 0;
-  if (reader.within("has_window_right", o->has_window_right, 0, 1) == 1) out.window_right = o->window_right;
-  if (reader.within("has_attention_chunk", o->has_attention_chunk, 0, 1) == 1) out.attention_chunk = o->attention_chunk;
-  if (reader.within("has_prefix_len", o->has_prefix_len, 0, 1) == 1) out.prefix_len = o->prefix_len;
-  out.spans_beyond_window = reader.within("spans_beyond_window", o->spans_beyond_window, 0, 1) == 1;
+  out.causal = !reader.flag("non_causal", o->non_causal);
+  if (reader.flag("has_window_right", o->has_window_right)) out.window_right = o->window_right;
+  if (reader.flag("has_attention_chunk", o->has_attention_chunk)) out.attention_chunk = o->attention_chunk;
+  if (reader.flag("has_prefix_len", o->has_prefix_len)) out.prefix_len = o->prefix_len;
+  out.spans_beyond_window = reader.flag("spans_beyond_window", o->spans_beyond_window);
   reader.reserved("reserved2", o->reserved2);
-  if (!reader.status().ok()) return reader.status();
-  return out;
+  return reader.result(out);
 }
 
 /// Assigns everything but struct_size.
@@ -162,16 +196,10 @@ Result<KVCache> read_cache(const quire_cache* c) {
   Reader reader("cache");
   if (!reader.open(c)) return reader.status();
   KVCache out;
-  out.k = reader.tensor("k", c->k);
-  out.v = reader.tensor("v", c->v);
+  read_tensors(reader, kCacheTensors, *c, out);
   out.layout = static_cast<CacheLayout>(reader.within("layout", c->layout, QUIRE_NHD, QUIRE_PACKED));
   reader.reserved("reserved", c->reserved);
-  out.k_scale = reader.tensor("k_scale", c->k_scale);
-  out.v_scale = reader.tensor("v_scale", c->v_scale);
-  out.k_block_scale = reader.tensor("k_block_scale", c->k_block_scale);
-  out.v_block_scale = reader.tensor("v_block_scale", c->v_block_scale);
-  if (!reader.status().ok()) return reader.status();
-  return out;
+  return reader.result(out);
 }
 
 Result<Inputs> read_inputs(const quire_batch* batch, const quire_cache* cache, const quire_options* options) {
@@ -187,9 +215,7 @@ Result<Inputs> read_inputs(const quire_batch* batch, const quire_cache* cache, c
 Result<Tensor> read_tensor(const quire_tensor* tensor, const char* name) {
   Reader reader(name);
   if (Status status = require({{tensor, name}}); !status.ok()) return status;
-  Tensor out = reader.tensor("", *tensor);
-  if (!reader.status().ok()) return reader.status();
-  return out;
+  return reader.result(reader.tensor("", *tensor));
 }
 
 Result<PlanSettings> read_settings(const quire_plan_settings* s) {
@@ -198,14 +224,13 @@ Result<PlanSettings> read_settings(const quire_plan_settings* s) {
   Reader reader("settings");
   if (!reader.open(s)) return reader.status();
   if (s->kernel != nullptr) out.kernel = s->kernel;
-  out.batch_invariant = reader.within("batch_invariant", s->batch_invariant, 0, 1) == 1;
+  out.batch_invariant = reader.flag("batch_invariant", s->batch_invariant);
   out.num_threads = static_cast<int>(reader.within("num_threads", s->num_threads, 0, kMaxThreads));
   out.max_query_len = reader.within("max_query_len", s->max_query_len, 0, INT32_MAX);
   out.max_seq_len = reader.within("max_seq_len", s->max_seq_len, 0, INT32_MAX);
-  out.exact_weights = reader.within("exact_weights", s->exact_weights, 0, 1) == 1;
+  out.exact_weights = reader.flag("exact_weights", s->exact_weights);
   reader.reserved("reserved", s->reserved);
-  if (!reader.status().ok()) return reader.status();
-  return out;
+  return reader.result(out);
 }
 
 Result<CallOptions> read_call_options(const quire_attend_options* o) {
@@ -218,10 +243,9 @@ Result<CallOptions> read_call_options(const quire_attend_options* o) {
   out.executor = executor.value();
   out.rows_written = o->rows_written;
   out.stream = o->stream;
-  out.nan_if_refused = reader.within("nan_if_refused", o->nan_if_refused, 0, 1) == 1;
-  out.prepared = reader.within("prepared", o->prepared, 0, 1) == 1;
-  if (!reader.status().ok()) return reader.status();
-  return out;
+  out.nan_if_refused = reader.flag("nan_if_refused", o->nan_if_refused);
+  out.prepared = reader.flag("prepared", o->prepared);
+  return reader.result(out);
 }
 
 Result<std::optional<CallerExecutor>> read_executor(const quire_executor* executor) {
@@ -231,8 +255,7 @@ Result<std::optional<CallerExecutor>> read_executor(const quire_executor* execut
   reader.within("num_threads", executor->num_threads, 1, kMaxThreads);
   reader.reserved("reserved", executor->reserved);
   if (executor->run == nullptr) reader.refuse("run", "NULL, expected a function");
-  if (!reader.status().ok()) return reader.status();
-  return std::optional<CallerExecutor>(*executor);
+  return reader.result(std::optional<CallerExecutor>(*executor));
 }
 
 quire_tensor to_c(const Tensor& tensor) {
@@ -251,39 +274,15 @@ quire_tensor to_c(const Tensor& tensor) {
 
 Status write_batch(const Batch& from, quire_batch* to) {
   quire_batch b{};
-  b.query = to_c(from.query);
-  b.output = to_c(from.output);
-  b.query_start_loc = to_c(from.query_start_loc);
-  b.seq_lens = to_c(from.seq_lens);
-  b.block_table = to_c(from.block_table);
-  b.cached_lens = to_c(from.cached_lens);
-  b.key = to_c(from.key);
-  b.value = to_c(from.value);
-  b.slot_mapping = to_c(from.slot_mapping);
-  b.lse = to_c(from.lse);
-  b.request_ids = to_c(from.request_ids);
+  write_tensors(kBatchTensors, from, b);
   b.padding = static_cast<quire_padding>(from.padding);
-  b.q_scale = to_c(from.q_scale);
-  b.output_scale = to_c(from.output_scale);
-  b.causal = to_c(from.causal);
-  b.q_begin = to_c(from.q_begin);
-  b.key_begin = to_c(from.key_begin);
-  b.spans = to_c(from.spans);
-  b.prefix_lens = to_c(from.prefix_lens);
-  b.tree_mask = to_c(from.tree_mask);
-  b.tree_lens = to_c(from.tree_lens);
   return write_struct(b, to, "batch");
 }
 
 Status write_cache(const KVCache& from, quire_cache* to) {
   quire_cache c{};
-  c.k = to_c(from.k);
-  c.v = to_c(from.v);
+  write_tensors(kCacheTensors, from, c);
   c.layout = static_cast<quire_layout>(from.layout);
-  c.k_scale = to_c(from.k_scale);
-  c.v_scale = to_c(from.v_scale);
-  c.k_block_scale = to_c(from.k_block_scale);
-  c.v_block_scale = to_c(from.v_block_scale);
   return write_struct(c, to, "cache");
 }
 

@@ -7,8 +7,7 @@
 
 extern "C" quire_code quire_compare(const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                                     quire_comparison* out, char* buffer, size_t capacity, size_t* length) {
-  return quire::capi::guarded([&]() -> quire::Status {
-    if (quire::Status s = quire::capi::require({{out, "out"}}); !s.ok()) return s;
+  return quire::capi::guarded({{out, "out"}}, [&]() -> quire::Status {
     *out = {};
     auto inputs = quire::capi::read_inputs(batch, cache, options);
     if (!inputs.ok()) return inputs.status();

@@ -5,6 +5,7 @@
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "quire/plan.hpp"
+#include "quire/status.hpp"
 
 struct quire_ledger {
   quire::SlotLedger ledger;
@@ -22,3 +23,15 @@ struct quire_plan {
 struct quire_case {
   quire::Case content;
 };
+
+namespace quire::capi {
+
+/// Gives the caller a handle of what was made.
+template <typename Handle, typename Content>
+Status hand_out(Result<Content> made, Handle** out) {
+  if (!made.ok()) return made.status();
+  *out = new Handle{std::move(made).value()};
+  return {};
+}
+
+}  // namespace quire::capi

@@ -10,6 +10,7 @@
 using quire::Result;
 using quire::Status;
 using quire::capi::guarded;
+using quire::capi::hand_out;
 using quire::capi::require;
 
 namespace {
@@ -31,20 +32,13 @@ Result<Question> read_question(const char* line, const char* device, const quire
   return Question{std::move(parsed.value().problem), std::move(chosen.value()), std::move(read.value())};
 }
 
-Status hand_out(Result<quire::Plan> plan, quire_plan** out) {
-  if (!plan.ok()) return plan.status();
-  *out = new quire_plan{std::move(plan.value())};
-  return {};
-}
-
 }  // namespace
 
 extern "C" {
 
 quire_code quire_plan_create(const quire_batch* batch, const quire_cache* cache, const quire_options* options,
                              const quire_plan_settings* settings, quire_plan** out) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{out, "out"}}); !s.ok()) return s;
+  return guarded({{out, "out"}}, [&]() -> Status {
     *out = nullptr;
     auto inputs = quire::capi::read_inputs(batch, cache, options);
     if (!inputs.ok()) return inputs.status();
@@ -56,8 +50,7 @@ quire_code quire_plan_create(const quire_batch* batch, const quire_cache* cache,
 
 quire_code quire_plan_for_problem_line(const char* line, const char* device, const quire_plan_settings* settings,
                                        quire_plan** out) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{out, "out"}}); !s.ok()) return s;
+  return guarded({{out, "out"}}, [&]() -> Status {
     *out = nullptr;
     if (Status s = require({{line, "line"}}); !s.ok()) return s;
     auto question = read_question(line, device, settings);
@@ -67,10 +60,8 @@ quire_code quire_plan_for_problem_line(const char* line, const char* device, con
 }
 
 quire_code quire_plan_text(const quire_plan* plan, char* buffer, size_t capacity, size_t* length) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{plan, "plan"}}); !s.ok()) return s;
-    return quire::capi::copy_text(quire::to_string(plan->plan), buffer, capacity, length);
-  });
+  return guarded({{plan, "plan"}},
+                 [&]() -> Status { return quire::capi::copy_text(quire::to_string(plan->plan), buffer, capacity, length); });
 }
 
 int64_t quire_plan_workspace_bytes(const quire_plan* plan) {
@@ -82,8 +73,7 @@ void quire_plan_free(quire_plan* plan) { delete plan; }
 
 quire_code quire_explain(const char* line, const char* device, const quire_plan_settings* settings, char* buffer, size_t capacity,
                          size_t* length) {
-  return guarded([&]() -> Status {
-    if (Status s = require({{line, "line"}}); !s.ok()) return s;
+  return guarded({{line, "line"}}, [&]() -> Status {
     auto question = read_question(line, device, settings);
     if (!question.ok()) return question.status();
     const quire::Explanation answer = quire::explain(question->problem, question->device, question->settings);
