@@ -10,7 +10,9 @@
 #include "capture/text.h"
 #include "quire/problem.hpp"
 #include "semantics/latent_row.h"
+#include "semantics/mask.h"
 #include "text/formatted.h"
+#include "text/names.h"
 
 namespace quire {
 namespace {
@@ -22,7 +24,6 @@ using capture::quote;
 
 /// Lengths and sizes fit an int32, as index tensors of that type must hold them.
 constexpr std::int64_t kMaxSize = 2147483647;
-constexpr std::int64_t kMaxTreeKeys = 256;      // bits of a row of tree_mask
 constexpr std::int64_t kMaxRequests = 1 << 20;  // limits memory for a hostile line such as 999999999x1
 /// Bound on the sum of query_len * seq_len, which keeps pair counts and their products with small factors in 64 bits.
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 56;
@@ -31,52 +32,34 @@ Status fail(std::string_view key, std::string_view got, std::string_view expecte
   return {Code::parse_error, formatted("problem line: {}={}: expected {}", key, quote(got), expected)};
 }
 
-template <typename Value>
-struct Choice {
-  std::string_view text;
-  Value value;
-};
+constexpr std::string_view kSwitchNames[] = {"0", "1"};
+std::string_view name(bool on) { return name_in(kSwitchNames, on); }
+constexpr std::string_view kScaleNames[] = {"none", "tensor", "head", "token"};
+std::string_view name(ScaleKind kind) { return name_in(kScaleNames, kind, "invalid"); }
+constexpr std::string_view kDataNames[] = {"normal", "tiny"};
+std::string_view name(DataKind data) { return name_in(kDataNames, data, "invalid"); }
 
+constexpr bool kSwitch[] = {false, true};
+constexpr DType kQueryTypes[] = {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn};
+constexpr DType kCacheTypes[] = {DType::f32,          DType::f16,      DType::bf16,         DType::fp8_e4m3fn,
+                                 DType::fp8_e4m3fnuz, DType::fp8_e5m2, DType::fp8_e5m2fnuz, DType::i8,
+                                 DType::nvfp4,        DType::mxfp4,    DType::fp8_ds_mla};
+constexpr DType kIndexTypes[] = {DType::i32, DType::i64};
+constexpr CacheLayout kLayouts[] = {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed};
+constexpr ScaleKind kQueryScaleKinds[] = {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head};
+constexpr ScaleKind kScaleKinds[] = {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head, ScaleKind::per_token};
+constexpr Padding kPaddings[] = {Padding::left, Padding::zero};
+constexpr DataKind kDataKinds[] = {DataKind::normal, DataKind::tiny};
+
+/// Sets one of the choices, by name.
 template <typename Value, std::size_t n>
-Status set_choice(std::string_view key, std::string_view text, const Choice<Value> (&choices)[n], Value& out) {
+Status set_choice(std::string_view key, std::string_view text, const Value (&choices)[n], Value& out) {
   std::array<std::string_view, n> names;
   for (std::size_t i = 0; i < n; ++i) {
-    if (choices[i].text == text) return out = choices[i].value, Status();
-    names[i] = choices[i].text;
+    names[i] = name(choices[i]);
+    if (names[i] == text) return out = choices[i], Status();
   }
   return fail(key, text, formatted("one of {}", fmt::join(names, ", ")));
-}
-
-constexpr Choice<DType> kQueryTypes[] = {
-    {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"fp8_e4m3fn", DType::fp8_e4m3fn}};
-constexpr Choice<DType> kCacheTypes[] = {{"f32", DType::f32},
-                                         {"f16", DType::f16},
-                                         {"bf16", DType::bf16},
-                                         {"fp8_e4m3fn", DType::fp8_e4m3fn},
-                                         {"fp8_e4m3fnuz", DType::fp8_e4m3fnuz},
-                                         {"fp8_e5m2", DType::fp8_e5m2},
-                                         {"fp8_e5m2fnuz", DType::fp8_e5m2fnuz},
-                                         {"i8", DType::i8},
-                                         {"nvfp4", DType::nvfp4},
-                                         {"mxfp4", DType::mxfp4},
-                                         {"fp8_ds_mla", DType::fp8_ds_mla}};
-constexpr Choice<DType> kIndexTypes[] = {{"i32", DType::i32}, {"i64", DType::i64}};
-constexpr Choice<CacheLayout> kLayouts[] = {
-    {"nhd", CacheLayout::nhd}, {"hnd", CacheLayout::hnd}, {"packed", CacheLayout::packed}};
-constexpr Choice<bool> kSwitch[] = {{"0", false}, {"1", true}};
-constexpr Choice<ScaleKind> kQueryScaleKinds[] = {
-    {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}};
-constexpr Choice<ScaleKind> kScaleKinds[] = {
-    {"none", ScaleKind::none}, {"tensor", ScaleKind::per_tensor}, {"head", ScaleKind::per_head}, {"token", ScaleKind::per_token}};
-
-constexpr Choice<Padding> kPaddings[] = {{"left", Padding::left}, {"zero", Padding::zero}};
-constexpr Choice<DataKind> kDataKinds[] = {{"normal", DataKind::normal}, {"tiny", DataKind::tiny}};
-
-template <typename Value, std::size_t n>
-std::string_view text_of(Value value, const Choice<Value> (&choices)[n]) {
-  for (const Choice<Value>& choice : choices)
-    if (choice.value == value) return choice.text;
-  return "invalid";
 }
 
 Status set_size(std::string_view key, std::string_view text, std::int64_t least, std::int64_t& out) {
@@ -87,15 +70,15 @@ Status set_size(std::string_view key, std::string_view text, std::int64_t least,
   return out = *value, Status();
 }
 
-Status set_heads(std::string_view key, std::string_view text, Problem& p) {
+Status set_heads(std::string_view key, std::string_view text, ProblemLine& line) {
   const std::size_t colon = text.find(':');
   const auto q = parse_int(text.substr(0, colon));
   const auto kv = colon == text.npos ? q : parse_int(text.substr(colon + 1));
   if (!q || !kv || *q < 1 || *kv < 1 || *q > kMaxSize || *q % *kv != 0) {
     return fail(key, text, "num_q_heads:num_kv_heads, both >= 1, the first a multiple of the second (e.g. 32:8)");
   }
-  p.num_q_heads = *q;
-  p.num_kv_heads = *kv;
+  line.problem.num_q_heads = *q;
+  line.problem.num_kv_heads = *kv;
   return {};
 }
 
@@ -152,8 +135,9 @@ Status parse_request(std::string_view item, RequestRun& run) {
   return {};
 }
 
-Status set_reqs(std::string_view, std::string_view text, Problem& p) {
+Status set_reqs(std::string_view, std::string_view text, ProblemLine& line) {
   if (text == "none") return {};
+  std::vector<Request>& reqs = line.problem.reqs;
   std::int64_t pairs = 0;
   for (bool more = true; more;) {
     std::string_view item = text;
@@ -162,7 +146,7 @@ Status set_reqs(std::string_view, std::string_view text, Problem& p) {
     text = rest.value_or("");
     RequestRun run;
     if (Status s = parse_request(item, run); !s.ok()) return s;
-    if (run.count > kMaxRequests - static_cast<std::int64_t>(p.reqs.size())) {
+    if (run.count > kMaxRequests - static_cast<std::int64_t>(reqs.size())) {
       return fail("reqs", item, formatted("at most {} requests in all", kMaxRequests));
     }
     const std::int64_t budget = (kMaxPairs - pairs) / run.count;  // query_len * seq_len < 2^62: no overflow
@@ -170,7 +154,7 @@ Status set_reqs(std::string_view, std::string_view text, Problem& p) {
       return fail("reqs", item, formatted("at most {} pairs of query row and key in all", kMaxPairs));
     }
     pairs += run.count * run.request.query_len * run.request.seq_len();
-    p.reqs.insert(p.reqs.end(), static_cast<std::size_t>(run.count), run.request);
+    reqs.insert(reqs.end(), static_cast<std::size_t>(run.count), run.request);
   }
   return {};
 }
@@ -255,7 +239,7 @@ Status set_tree(std::string_view key, std::string_view text, ProblemLine& line) 
   Problem& p = line.problem;
   bool is_list = false;
   p.has_tree = true;
-  return set_by_request(key, text, p, kMaxTreeKeys, is_list, [&](Request& req, std::int64_t len) {
+  return set_by_request(key, text, p, semantics::kMaxTreeKeys, is_list, [&](Request& req, std::int64_t len) {
     req.tree_len = len;
     return len > req.seq_len() ? formatted("at most the keys of request {}, {}", &req - p.reqs.data(), req.seq_len())
                                : std::string();
@@ -372,96 +356,75 @@ Status set_seed(std::string_view key, std::string_view text, ProblemLine& line) 
   return line.seed = *seed, Status();
 }
 
+// Setters of a member of the problem.
+template <auto kMember>
+Status set_switch(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_choice(key, text, kSwitch, line.problem.*kMember);
+}
+template <auto kMember>
+Status set_row_type(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_choice(key, text, kQueryTypes, line.problem.*kMember);
+}
+template <auto kMember>
+Status set_scale(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_choice(key, text, kScaleKinds, line.problem.*kMember);
+}
+template <auto kMember>
+Status set_extent(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_size(key, text, 1, line.problem.*kMember);
+}
+template <auto kMember>
+Status set_factor(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_positive(key, text, line.problem.*kMember);
+}
+
 struct Key {
   std::string_view name;
-  bool required;
-  std::string_view meaning;
+  std::string_view meaning;  ///< of a key that every line must have; empty: it may be missing
+  std::string_view aliases;  ///< names in other projects
   Status (*set)(std::string_view key, std::string_view text, ProblemLine& line);
   bool of_requests = false;  ///< values for the requests, which have to be known
 };
 
 using Text = std::string_view;
 constexpr Key kKeys[] = {
-    {"q", true, "query type", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryTypes, l.problem.q_dtype); }},
-    {"kv", false, "cache type", set_cache_types},
-    {"heads", true, "num_q_heads:num_kv_heads", [](Text k, Text t, ProblemLine& l) { return set_heads(k, t, l.problem); }},
-    {"d", true, "head_dim", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.head_dim); }},
-    {"dv", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.v_head_dim); }},
-    {"page", true, "page_size", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 1, l.problem.page_size); }},
-    {"layout", false, "layout", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
-    {"reqs", true, "requests", [](Text k, Text t, ProblemLine& l) { return set_reqs(k, t, l.problem); }},
-    {"out", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryTypes, l.problem.output_dtype); }},
-    {"scale", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.softmax_scale); }},
-    {"window", false, "", set_window},
-    {"causal", false, "", set_causal, true},
-    {"wright", false, "", set_window_right},
-    {"kbegin", false, "", set_key_begin, true},
-    {"qbegin", false, "", set_q_begin, true},
-    {"chunk", false, "", set_chunk},
-    {"prefix", false, "", set_prefix, true},
-    {"spans", false, "", set_spans, true},
-    {"beyond", false, "",
-     [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.spans_beyond_window); }},
-    {"tree", false, "", set_tree, true},
-    {"cap", false, "", [](Text k, Text t, ProblemLine& l) { return set_positive(k, t, l.problem.logits_soft_cap); }},
-    {"alibi", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.alibi); }},
-    {"sinks", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.sinks); }},
-    {"lse", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.lse); }},
-    {"qscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryScaleKinds, l.problem.q_scale); }},
-    {"kscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.k_scale); }},
-    {"vscale", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kScaleKinds, l.problem.v_scale); }},
-    {"pad", false, "", set_padding},
-    {"latent", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kSwitch, l.problem.latent); }},
-    {"pages", false, "", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
-    {"share", false, "", set_share},
-    {"index", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
-    {"data", false, "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kDataKinds, l.data); }},
-    {"seed", false, "", set_seed},
+    {"q", "query type", "dtype", set_row_type<&Problem::q_dtype>},
+    {"kv", "", "kv_cache_dtype kv_dtype", set_cache_types},
+    {"heads", "num_q_heads:num_kv_heads", "num_heads", set_heads},
+    {"d", "head_dim", "head_dim head_size", set_extent<&Problem::head_dim>},
+    {"dv", "", "v_head_dim head_dim_v", set_extent<&Problem::v_head_dim>},
+    {"page", "page_size", "page_size block_size", set_extent<&Problem::page_size>},
+    {"layout", "", "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
+    {"reqs", "requests", "batch requests", set_reqs},
+    {"out", "", "output_dtype output", set_row_type<&Problem::output_dtype>},
+    {"scale", "", "softmax_scale", set_factor<&Problem::softmax_scale>},
+    {"window", "", "sliding_window window_left", set_window},
+    {"causal", "", "is_causal", set_causal, true},
+    {"wright", "", "window_right", set_window_right},
+    {"kbegin", "", "key_begin", set_key_begin, true},
+    {"qbegin", "", "q_begin q_offset", set_q_begin, true},
+    {"chunk", "", "attention_chunk attention_chunk_size", set_chunk},
+    {"prefix", "", "prefix_len prefix_lens", set_prefix, true},
+    {"spans", "", "", set_spans, true},
+    {"beyond", "", "spans_beyond_window", set_switch<&Problem::spans_beyond_window>},
+    {"tree", "", "tree_lens", set_tree, true},
+    {"cap", "", "logits_soft_cap softcap soft_cap", set_factor<&Problem::logits_soft_cap>},
+    {"alibi", "", "alibi_slopes", set_switch<&Problem::alibi>},
+    {"sinks", "", "", set_switch<&Problem::sinks>},
+    {"lse", "", "", set_switch<&Problem::lse>},
+    {"qscale", "", "q_scale",
+     [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryScaleKinds, l.problem.q_scale); }},
+    {"kscale", "", "k_scale", set_scale<&Problem::k_scale>},
+    {"vscale", "", "v_scale", set_scale<&Problem::v_scale>},
+    {"pad", "", "padding num_padding_rows", set_padding},
+    {"latent", "", "", set_switch<&Problem::latent>},
+    {"pages", "", "num_pages num_blocks", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
+    {"share", "", "", set_share},
+    {"index", "", "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
+    {"data", "", "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kDataKinds, l.data); }},
+    {"seed", "", "", set_seed},
 };
 constexpr std::size_t kNumKeys = std::size(kKeys);
-
-/// Names that other projects use for our keys.
-constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"head_dim", "d"},
-    {"head_size", "d"},
-    {"v_head_dim", "dv"},
-    {"head_dim_v", "dv"},
-    {"page_size", "page"},
-    {"block_size", "page"},
-    {"dtype", "q"},
-    {"kv_cache_dtype", "kv"},
-    {"kv_dtype", "kv"},
-    {"sliding_window", "window"},
-    {"window_left", "window"},
-    {"window_right", "wright"},
-    {"is_causal", "causal"},
-    {"key_begin", "kbegin"},
-    {"q_begin", "qbegin"},
-    {"q_offset", "qbegin"},
-    {"attention_chunk", "chunk"},
-    {"attention_chunk_size", "chunk"},
-    {"prefix_len", "prefix"},
-    {"prefix_lens", "prefix"},
-    {"tree_lens", "tree"},
-    {"spans_beyond_window", "beyond"},
-    {"logits_soft_cap", "cap"},
-    {"softcap", "cap"},
-    {"soft_cap", "cap"},
-    {"softmax_scale", "scale"},
-    {"alibi_slopes", "alibi"},
-    {"padding", "pad"},
-    {"num_padding_rows", "pad"},
-    {"num_pages", "pages"},
-    {"num_blocks", "pages"},
-    {"output_dtype", "out"},
-    {"output", "out"},
-    {"q_scale", "qscale"},
-    {"k_scale", "kscale"},
-    {"v_scale", "vscale"},
-    {"num_heads", "heads"},
-    {"batch", "reqs"},
-    {"requests", "reqs"},
-};
 
 std::array<std::string_view, kNumKeys> key_names() {
   std::array<std::string_view, kNumKeys> names;
@@ -472,8 +435,8 @@ std::array<std::string_view, kNumKeys> key_names() {
 Status unknown_key(std::string_view key) {
   const auto names = key_names();
   std::string_view guess = capture::nearest(key, names);
-  for (const auto& [alias, ours] : kAliases)
-    if (alias == key) guess = ours;
+  for (const Key& ours : kKeys)
+    if (!key.empty() && formatted(" {} ", ours.aliases).find(formatted(" {} ", key)) != std::string::npos) guess = ours.name;
   const std::string hint = guess.empty() ? "" : formatted("; did you mean {}=?", guess);
   return {Code::parse_error, formatted("problem line: unknown key {}{} (keys: {})", quote(key), hint, fmt::join(names, " "))};
 }
@@ -567,7 +530,7 @@ Status check_row_types(const Problem& p) {
   if (fp8_query && (p.kv_dtype != DType::fp8_e4m3fn || !p.has_equal_types()))
     return fail("kv", p.cache_types(), "fp8_e4m3fn, as the query is");
   if (!fp8_query && p.q_scale != ScaleKind::none)
-    return fail("qscale", text_of(p.q_scale, kQueryScaleKinds), formatted("none with q={}", name(p.q_dtype)));
+    return fail("qscale", name(p.q_scale), formatted("none with q={}", name(p.q_dtype)));
   for (const Request& r : p.reqs)
     if (fp8_query && r.cached_len != r.seq_len()) return fail("reqs", reqs_text(p.reqs), "no new rows under an fp8_e4m3fn query");
   return {};
@@ -607,7 +570,7 @@ Status check_latent_rows(const Problem& p) {
   if (p.num_kv_heads != 1)
     return fail("heads", formatted("{}:{}", p.num_q_heads, p.num_kv_heads), "one KV head with kv=fp8_ds_mla");
   for (const auto& [key, kind] : {std::pair{"kscale", p.k_scale}, {"vscale", p.v_scale}})
-    if (kind != ScaleKind::none) return fail(key, text_of(kind, kScaleKinds), "none with kv=fp8_ds_mla, whose rows hold scales");
+    if (kind != ScaleKind::none) return fail(key, name(kind), "none with kv=fp8_ds_mla, whose rows hold scales");
   return {};
 }
 
@@ -652,7 +615,7 @@ Result<ProblemLine> parse_problem_line(std::string_view text) {
     text.remove_prefix(end);
   }
   for (std::size_t i = 0; i < kNumKeys; ++i) {
-    if (kKeys[i].required && !values[i]) {
+    if (!kKeys[i].meaning.empty() && !values[i]) {
       return Status(Code::parse_error, formatted("problem line: key {}= ({}) is missing; q=, heads=, d=, page= and reqs= are "
                                                  "required, e.g. q=bf16 heads=32:8 d=128 page=16 reqs=1x4096,64x1@2048",
                                                  kKeys[i].name, kKeys[i].meaning));
@@ -701,9 +664,9 @@ std::string to_string(const Problem& p) {
   if (p.alibi) text += " alibi=1";
   if (p.sinks) text += " sinks=1";
   if (p.lse) text += " lse=1";
-  if (p.q_scale != ScaleKind::none) text += formatted(" qscale={}", text_of(p.q_scale, kQueryScaleKinds));
-  if (p.k_scale != ScaleKind::none) text += formatted(" kscale={}", text_of(p.k_scale, kScaleKinds));
-  if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", text_of(p.v_scale, kScaleKinds));
+  if (p.q_scale != ScaleKind::none) text += formatted(" qscale={}", name(p.q_scale));
+  if (p.k_scale != ScaleKind::none) text += formatted(" kscale={}", name(p.k_scale));
+  if (p.v_scale != ScaleKind::none) text += formatted(" vscale={}", name(p.v_scale));
   if (p.padding != Padding::refused) text += formatted(" pad={}", p.num_padding_rows);
   if (p.padding == Padding::zero) text += ":zero";
   if (p.latent) text += " latent=1";
@@ -716,7 +679,7 @@ std::string to_string(const ProblemLine& line) {
   if (line.shared_pages != 0 || !line.branches.empty()) text += formatted(" share={}", line.shared_pages);
   for (const SharedBranch& branch : line.branches) text += formatted(",{}x{}", branch.requests, branch.pages);
   if (line.index_dtype != DType::i32) text += formatted(" index={}", name(line.index_dtype));
-  if (line.data != DataKind::normal) text += formatted(" data={}", text_of(line.data, kDataKinds));
+  if (line.data != DataKind::normal) text += formatted(" data={}", name(line.data));
   return text + formatted(" seed={}", line.seed);
 }
 
