@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hazards in types, head_dims and layouts that the caller names, for kernels that take few: each shape once in every type and
 // head_dim, with layouts, scale forms and index types in turn.
-#include <array>
 #include <iterator>
 #include <set>
 
@@ -48,10 +47,7 @@ class Matrix {
     for (const Hazard& hazard : hazards()) add_hazard(hazard);
     for (const Entry& special : hazard_matrix(/*quick=*/true))
       if (special.special != Special::none) add_special(special);
-    for (std::vector<Entry>& more :
-         std::array{far_matrix(asked_, quick_), type_matrix(asked_), row_type_matrix(asked_, quick_),
-                    token_scale_matrix(asked_, quick_), unlike_type_matrix(asked_, quick_), four_bit_matrix(asked_, quick_)})
-      list_.insert(list_.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+    add_type_matrices(list_, asked_, quick_);
     return std::move(list_);
   }
 

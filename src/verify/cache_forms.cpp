@@ -10,6 +10,13 @@
 namespace quire::verify_detail {
 namespace {
 
+/// Shapes that every form meets, before those of its own.
+constexpr const char* kShapes[] = {
+    "heads=4:2 d=32 page=8 lse=1 reqs=3@20/21,1@30,5",
+    "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200/230",
+    "heads=6:3 d=128 page=5 cap=8 alibi=1 lse=1 reqs=2x1@700,140@90",
+    "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
+};
 constexpr const char* kScaledTypes[] = {
     "q=bf16 kv=i8 kscale=token vscale=token",
     "q=f16 kv=i8 layout=hnd kscale=token vscale=token index=i64",
@@ -21,10 +28,6 @@ constexpr const char* kScaledTypes[] = {
     "q=fp8_e4m3fn kv=fp8_e4m3fn qscale=tensor kscale=token vscale=token out=bf16",
 };
 constexpr const char* kScaledShapes[] = {
-    "heads=4:2 d=32 page=8 lse=1 reqs=3@20/21,1@30,5",
-    "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200/230",
-    "heads=6:3 d=128 page=5 cap=8 alibi=1 lse=1 reqs=2x1@700,140@90",
-    "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
     "heads=4:2 d=24 dv=40 page=8 lse=1 reqs=9@20/24,1@33,70@9",
     "heads=4:2 d=32 page=8 causal=0 share=2 lse=1 reqs=5@20,3:0,40@16",
 };
@@ -38,10 +41,6 @@ constexpr const char* kUnlikeTypes[] = {
     "q=f32 kv=i8/f32 layout=hnd kscale=head",
 };
 constexpr const char* kUnlikeShapes[] = {
-    "heads=4:2 d=32 page=8 lse=1 reqs=3@20/21,1@30,5",
-    "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200/230",
-    "heads=6:3 d=128 page=5 cap=8 alibi=1 lse=1 reqs=2x1@700,140@90",
-    "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
     "heads=4:2 d=32 dv=40 page=8 lse=1 reqs=9@20/24,1@33,70@9",
 };
 constexpr const char* kFourBitTypes[] = {
@@ -54,10 +53,6 @@ constexpr const char* kFourBitTypes[] = {
     "q=f16 kv=nvfp4 layout=hnd",
 };
 constexpr const char* kFourBitShapes[] = {
-    "heads=4:2 d=32 page=8 lse=1 reqs=3@20/21,1@30,5",
-    "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200/230",
-    "heads=6:3 d=128 page=5 cap=8 alibi=1 lse=1 reqs=2x1@700,140@90",
-    "heads=16:1 d=128 page=16 lse=1 reqs=1@3000,3@40,0@9",
     "heads=4:2 d=96 dv=32 page=8 lse=1 reqs=9@20/24,1@33,70@9",
     "heads=4:2 d=32 page=8 causal=0 share=2 lse=1 reqs=5@20,3:0,40@16",
 };
@@ -72,9 +67,11 @@ constexpr const char* kLatentShapes[] = {
 constexpr std::size_t kMostQuick = 6;
 
 /// Every type with every shape, or with a few in turns.
-std::vector<Entry> entries_of(const char* name, std::span<const char* const> types, std::span<const char* const> shapes,
+std::vector<Entry> entries_of(const char* name, std::span<const char* const> types, std::span<const char* const> own_shapes,
                               std::uint64_t first_seed, const AskedTypes& asked, bool quick) {
   std::vector<Entry> list;
+  std::vector<const char*> shapes(std::begin(kShapes), std::end(kShapes));
+  shapes.insert(shapes.end(), own_shapes.begin(), own_shapes.end());
   std::size_t turn = 0;
   for (std::size_t shape = 0; shape < shapes.size(); ++shape)
     for (std::size_t type = 0; type < types.size(); ++type, ++turn) {
@@ -104,7 +101,7 @@ void add_latent_rows(std::vector<Entry>& list, const AskedTypes& asked, bool qui
 std::vector<Entry> token_scale_matrix(const AskedTypes& asked, bool quick) {
   std::vector<Entry> list;
   if (!asked.types.empty()) return list;
-  std::size_t turn = std::size(kScaledShapes) * std::size(kScaledTypes);
+  std::size_t turn = (std::size(kShapes) + std::size(kScaledShapes)) * std::size(kScaledTypes);
   list = entries_of("TokenScales", kScaledTypes, kScaledShapes, 8000, asked, quick);
   for (const std::string type : {"q=f32 kv=i8 kscale=tensor vscale=token", "q=bf16 kv=i8 layout=hnd kscale=token vscale=head"}) {
     const ProblemLine line = hazard_line(type, "heads=4:2 d=32 page=8 lse=1 reqs=5@100,1@300", 1);

@@ -59,7 +59,7 @@ bool reaches_far(const Entry& entry) {
   return std::ranges::any_of(far_hazards(), [&](const Hazard& h) { return h.name == entry.name; });
 }
 
-std::vector<Entry> type_matrix(const AskedTypes& asked) {
+std::vector<Entry> type_matrix(const AskedTypes& asked, bool) {
   constexpr CacheLayout kLayouts[] = {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed};
   constexpr const char* kForms[] = {"none", "tensor", "head"};
   std::vector<Entry> list;

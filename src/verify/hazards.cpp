@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hazard matrix: for each hazard of testing.md the smallest batches that meet it, crossed with types and layouts.
 #include <algorithm>
-#include <array>
 #include <iterator>
 
 #include "text/formatted.h"
@@ -273,6 +272,11 @@ ProblemLine hazard_line(const std::string& combination, const std::string& shape
   return line.ok() ? line.value() : ProblemLine{};
 }
 
+void add_type_matrices(std::vector<Entry>& list, const AskedTypes& asked, bool quick) {
+  for (const auto matrix : {far_matrix, type_matrix, row_type_matrix, token_scale_matrix, unlike_type_matrix, four_bit_matrix})
+    std::ranges::move(matrix(asked, quick), std::back_inserter(list));
+}
+
 std::vector<Entry> hazard_matrix(bool quick) {
   constexpr std::size_t kQuickTurns = 4;
   std::vector<Entry> list;
@@ -287,10 +291,7 @@ std::vector<Entry> hazard_matrix(bool quick) {
       }
   for (const SpecialLine& s : kSpecialLines) add(list, s.name, s.line, s.special);
   add_fp8_extremes(list, quick);
-  for (std::vector<Entry>& more : std::array<std::vector<Entry>, 6>{far_matrix({}, quick), type_matrix({}),
-                                                                    row_type_matrix({}, quick), token_scale_matrix({}, quick),
-                                                                    unlike_type_matrix({}, quick), four_bit_matrix({}, quick)})
-    list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  add_type_matrices(list, {}, quick);
   return list;
 }
 

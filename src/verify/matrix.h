@@ -73,8 +73,8 @@ std::vector<Entry> far_matrix(const AskedTypes& asked, bool quick);
 bool reaches_far(const Entry& entry);
 
 /// A small batch in every cache type, layout and scale form: each value of k_scale and of v_scale meets each pair of the others,
-/// and each query type and index type meets each of them.
-std::vector<Entry> type_matrix(const AskedTypes& asked);
+/// and each query type and index type meets each of them. A quick run has them all, too.
+std::vector<Entry> type_matrix(const AskedTypes& asked, bool quick);
 
 /// Entries with queries and outputs of 8 bits, over several caches and shapes. From `asked` only types with 8-bit queries are
 /// taken, because the others do not tell the type of outputs.
@@ -96,6 +96,9 @@ Status check_asked(const AskedTypes& asked);
 /// Entries of every shape of every hazard in the asked types, dims and layouts, as far as the hazard's point allows: hazards that
 /// need more dims are left out, every fp8 code occurs in fp8 caches and infinite scores in others.
 std::vector<Entry> hazard_matrix(const AskedTypes& asked, bool quick);
+
+/// Adds far_matrix(), type_matrix() and the others of this page that are not made of hazards().
+void add_type_matrices(std::vector<Entry>& list, const AskedTypes& asked, bool quick);
 
 /// Whether a problem has a query or an output of fp8_e4m3fn (decision 20).
 inline bool has_eight_bit_rows(const Problem& p) { return is_fp8(p.q_dtype) || is_fp8(p.out_dtype()); }

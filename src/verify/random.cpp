@@ -14,22 +14,6 @@ namespace {
 constexpr std::int64_t kMaxWorkRandom = 3'000'000;  ///< visible pairs x query heads x head_dim of one case
 constexpr std::int64_t kMaxFarWork = 300'000'000;   ///< limit for a line with far requests or large sizes
 constexpr std::int64_t kFarOneIn = 24;
-constexpr std::int64_t kEightBitsOneIn = 8;
-constexpr std::uint64_t kRowTypesStream = 0x8B175;
-constexpr std::int64_t kMasksOneIn = 5;
-constexpr std::uint64_t kMasksStream = 0x3A5C5;
-constexpr std::int64_t kShapesOneIn = 6;
-constexpr std::uint64_t kShapesStream = 0x5BA9E;
-constexpr std::int64_t kOwnVOneIn = 6;
-constexpr std::uint64_t kOwnVStream = 0xD1335;
-constexpr std::int64_t kTokenScalesOneIn = 10;
-constexpr std::uint64_t kTokenScalesStream = 0x70C35;
-constexpr std::int64_t kFourBitsOneIn = 8;
-constexpr std::uint64_t kFourBitsStream = 0x4B175;
-constexpr std::int64_t kUnlikeTypesOneIn = 8;
-constexpr std::uint64_t kUnlikeTypesStream = 0x0E7BE;
-constexpr std::int64_t kLatentRowsOneIn = 25;
-constexpr std::uint64_t kLatentRowsStream = 0x656;
 
 class Draw {
  public:
@@ -60,10 +44,10 @@ void draw_types(Draw& draw, ProblemLine& line) {
   line.index_dtype = draw.chance(2) ? DType::i64 : DType::i32;
 }
 
-/// Draws, in one line of kTokenScalesOneIn, a cache of i8 or fp8 with scales of tokens on one side or on both. A random stream of
-/// its own leaves other lines as they are.
-void draw_token_scales(Draw draw, Problem& p) {
-  if (!draw.chance(kTokenScalesOneIn) || p.q_dtype == DType::fp8_e4m3fn) return;
+/// A cache of i8 or fp8 with scales of tokens on one side or on both.
+void draw_token_scales(Draw& draw, ProblemLine& line) {
+  Problem& p = line.problem;
+  if (p.q_dtype == DType::fp8_e4m3fn) return;
   p.kv_dtype = draw.of(std::array{DType::i8, DType::i8, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz, DType::fp8_e5m2});
   const std::array kinds{ScaleKind::per_token, ScaleKind::per_token, ScaleKind::per_head, ScaleKind::per_tensor};
   p.k_scale = draw.of(kinds);
@@ -73,11 +57,10 @@ void draw_token_scales(Draw draw, Problem& p) {
   p.head_dim = (p.head_dim + x - 1) / x * x;
 }
 
-/// Draws, in one line of kUnlikeTypesOneIn, a V of another type than K's. A random stream of its own leaves other lines as they
-/// are.
-void draw_unlike_types(Draw draw, ProblemLine& line) {
+/// A V of another type than K's.
+void draw_unlike_types(Draw& draw, ProblemLine& line) {
   Problem& p = line.problem;
-  if (!draw.chance(kUnlikeTypesOneIn) || p.q_dtype == DType::fp8_e4m3fn || line.problem.latent) return;
+  if (p.q_dtype == DType::fp8_e4m3fn || p.latent) return;
   p.v_dtype = draw.of(std::array{DType::i8, p.q_dtype, DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e4m3fnuz,
                                  DType::fp8_e5m2, DType::fp8_e5m2fnuz});
   if (p.v_dtype == p.kv_dtype) p.v_dtype = DType::none;
@@ -86,16 +69,15 @@ void draw_unlike_types(Draw draw, ProblemLine& line) {
   if (!is_code(p.value_dtype()) && p.v_scale == ScaleKind::per_token) p.v_scale = ScaleKind::none;
 }
 
-/// Draws, in one line of kFourBitsOneIn, a side or both of nvfp4 or mxfp4. A random stream of its own leaves other lines as they
-/// are.
-void draw_four_bits(Draw draw, ProblemLine& line) {
+/// A side or both of nvfp4 or mxfp4.
+void draw_four_bits(Draw& draw, ProblemLine& line) {
   Problem& p = line.problem;
-  if (!draw.chance(kFourBitsOneIn) || p.q_dtype == DType::fp8_e4m3fn || p.layout == CacheLayout::packed) return;
+  if (p.q_dtype == DType::fp8_e4m3fn || p.layout == CacheLayout::packed) return;
   const DType v = p.value_dtype();
   const std::array types{DType::nvfp4, DType::mxfp4};
-  const std::int64_t sides = line.problem.latent ? 3 : draw.between(1, 3);
+  const std::int64_t sides = p.latent ? 3 : draw.between(1, 3);
   if ((sides & 1) != 0) p.kv_dtype = draw.of(types);
-  p.v_dtype = line.problem.latent ? p.kv_dtype : (sides & 2) != 0 ? draw.of(types) : v;
+  p.v_dtype = p.latent ? p.kv_dtype : (sides & 2) != 0 ? draw.of(types) : v;
   const std::int64_t dv = p.out_dim();
   if (is_four_bit(p.kv_dtype)) p.head_dim = semantics::round_up(p.head_dim, block_size(p.kv_dtype));
   p.v_head_dim = is_four_bit(p.v_dtype) ? semantics::round_up(dv, block_size(p.v_dtype)) : dv;
@@ -108,10 +90,9 @@ void draw_four_bits(Draw draw, ProblemLine& line) {
   settle(p.value_dtype(), p.v_scale);
 }
 
-/// Draws rows of 8 bits in one line of kEightBitsOneIn: outputs, or queries if every key is cached. A random stream of its own
-/// leaves other lines as they are.
-void draw_row_types(Draw draw, Problem& p) {
-  if (!draw.chance(kEightBitsOneIn)) return;
+/// Rows of 8 bits: outputs, or queries if every key is cached.
+void draw_row_types(Draw& draw, ProblemLine& line) {
+  Problem& p = line.problem;
   p.output_dtype = DType::fp8_e4m3fn;
   if (p.kv_dtype != DType::fp8_e4m3fn) return;
   p.q_dtype = DType::fp8_e4m3fn;
@@ -132,10 +113,9 @@ void draw_place(Draw& draw, Request& r, bool may_lack_keys) {
   if (cached) r.shift = std::max(draw.of(kShifts), -(r.key_begin + r.context_len));
 }
 
-/// Draws, in one line of kMasksOneIn, requests that are not causal, shards of a context, or rows elsewhere. A random stream of
-/// its own leaves other lines as they are.
-void draw_masks(Draw draw, Problem& p) {
-  if (!draw.chance(kMasksOneIn)) return;
+/// Requests that are not causal, shards of a context, or rows elsewhere.
+void draw_masks(Draw& draw, ProblemLine& line) {
+  Problem& p = line.problem;
   switch (draw.below(4)) {
     case 0: break;
     case 1: p.causal = false; break;
@@ -168,10 +148,9 @@ void draw_spans(Draw& draw, Problem& p, Request& r) {
   }
 }
 
-/// Draws, in one line of kShapesOneIn, a chunk, a prefix, spans or a tree, alone or together. Masks are drawn before. A random
-/// stream of its own leaves other lines as they are.
-void draw_shapes(Draw draw, Problem& p) {
-  if (!draw.chance(kShapesOneIn)) return;
+/// A chunk, a prefix, spans or a tree, alone or together. Masks are drawn before.
+void draw_shapes(Draw& draw, ProblemLine& line) {
+  Problem& p = line.problem;
   if (draw.chance(3)) p.attention_chunk = draw.of(std::array<std::int64_t, 6>{1, 3, 16, 33, 100, 8192});
   p.has_prefix = draw.chance(2);
   p.has_prefix_lens = p.has_prefix && draw.chance(2);
@@ -200,25 +179,23 @@ void draw_sizes(Draw& draw, Problem& p) {
   }
 }
 
-/// Draws, in one line of kOwnVOneIn, a V with its own head_dim or in K's rows. A random stream of its own leaves other lines
-/// alone.
-void draw_own_v(Draw draw, ProblemLine& line) {
-  if (!draw.chance(kOwnVOneIn)) return;
+/// A V with its own head_dim or in K's rows.
+void draw_own_v(Draw& draw, ProblemLine& line) {
   Problem& p = line.problem;
   p.v_head_dim = draw.of(std::array<std::int64_t, 12>{1, 5, 8, 16, 24, 32, 40, 64, 96, 128, 144, 272});
   if (p.v_head_dim == p.head_dim) p.v_head_dim = 0;
-  line.problem.latent = p.layout != CacheLayout::packed && p.out_dim() <= p.head_dim && draw.chance(2);
+  p.latent = p.layout != CacheLayout::packed && p.out_dim() <= p.head_dim && draw.chance(2);
 }
 
-/// Draws, in one line of kLatentRowsOneIn, MLA's rows of 656 bytes. A random stream of its own leaves other lines alone.
-void draw_latent_rows(Draw draw, ProblemLine& line) {
+/// MLA's rows of 656 bytes.
+void draw_latent_rows(Draw& draw, ProblemLine& line) {
   Problem& p = line.problem;
-  if (!draw.chance(kLatentRowsOneIn) || p.q_dtype == DType::fp8_e4m3fn) return;
+  if (p.q_dtype == DType::fp8_e4m3fn) return;
   p.kv_dtype = DType::fp8_ds_mla;
   p.v_dtype = DType::none;
   p.head_dim = 576;
   p.v_head_dim = 512;
-  line.problem.latent = true;
+  p.latent = true;
   p.num_kv_heads = 1;
   p.num_q_heads = draw.of(std::array<std::int64_t, 4>{1, 3, 16, 20});
   p.k_scale = p.v_scale = ScaleKind::none;
@@ -264,6 +241,25 @@ void bound_work(Problem& p, std::int64_t most) {
     if (r.context_len < 0) r.context_len = std::max(r.context_len, -r.query_len), r.cached_len = r.seq_len();
   }
 }
+
+/// A part of the grammar that one line of `one_in` draws. A random stream of its own leaves other lines as they are.
+struct Rare {
+  void (*draw)(Draw& draw, ProblemLine& line);
+  std::int64_t one_in;
+  std::uint64_t stream;
+  bool chooses_types = false;  ///< left out where types are asked for
+  bool widens_rows = false;    ///< left out of lines that reach far, which have narrow heads
+};
+constexpr Rare kRare[] = {
+    {draw_row_types, 8, 0x8B175, /*chooses_types=*/true},
+    {draw_token_scales, 10, 0x70C35, /*chooses_types=*/true},
+    {draw_masks, 5, 0x3A5C5},
+    {draw_shapes, 6, 0x5BA9E},
+    {draw_own_v, 6, 0xD1335, /*chooses_types=*/false, /*widens_rows=*/true},
+    {draw_unlike_types, 8, 0x0E7BE, /*chooses_types=*/true},
+    {draw_four_bits, 8, 0x4B175, /*chooses_types=*/true},
+    {draw_latent_rows, 25, 0x656, /*chooses_types=*/true, /*widens_rows=*/true},
+};
 
 Request with_everything_cached(std::int64_t query_len, std::int64_t context_len) {
   return {query_len, context_len, query_len + context_len};
@@ -333,14 +329,11 @@ std::optional<ProblemLine> random_line(std::uint64_t seed, std::uint64_t index, 
   if (reaches_far) reach_far(far, line.problem);
   if (draw.chance(5)) line.shared_pages = draw.between(1, 4);
   line.seed = draw.bits() % 1000000;
-  if (asked.empty()) draw_row_types(Draw(seed ^ kRowTypesStream, index), line.problem);
-  if (asked.empty()) draw_token_scales(Draw(seed ^ kTokenScalesStream, index), line.problem);
-  draw_masks(Draw(seed ^ kMasksStream, index), line.problem);
-  draw_shapes(Draw(seed ^ kShapesStream, index), line.problem);
-  if (!reaches_far) draw_own_v(Draw(seed ^ kOwnVStream, index), line);
-  if (asked.empty()) draw_unlike_types(Draw(seed ^ kUnlikeTypesStream, index), line);
-  if (asked.empty()) draw_four_bits(Draw(seed ^ kFourBitsStream, index), line);
-  if (asked.empty() && !reaches_far) draw_latent_rows(Draw(seed ^ kLatentRowsStream, index), line);
+  for (const Rare& rare : kRare) {
+    if ((rare.chooses_types && !asked.empty()) || (rare.widens_rows && reaches_far)) continue;
+    Draw own(seed ^ rare.stream, index);
+    if (own.chance(rare.one_in)) rare.draw(own, line);
+  }
   std::optional<ProblemLine> legal = asked.empty() ? line : in_asked(std::move(line), asked, index);
   if (legal) bound_work(legal->problem, reaches_far ? kMaxFarWork : kMaxWorkRandom);
   return legal;
