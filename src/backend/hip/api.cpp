@@ -63,4 +63,10 @@ Status status_of(const Api& api, Error error, const char* what) {
   return {code, formatted("{}: {} ({})", what, api.get_error_string(error), api.get_error_name(error))};
 }
 
+Result<int> current_device() {
+  int ordinal = 0;
+  if (Status s = call(&Api::get_device, "hipGetDevice", &ordinal); !s.ok()) return s;
+  return ordinal;
+}
+
 }  // namespace quire::hip

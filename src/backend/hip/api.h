@@ -96,4 +96,15 @@ Result<const Api*> api();
 /// error, so that nobody else's check trips over it.
 Status status_of(const Api& api, Error error, const char* what);
 
+/// Calls a function of the runtime, and says what failed. Where there is no runtime, that is the failure.
+template <class... Parameters, class... Arguments>
+Status call(Error (*Api::*function)(Parameters...), const char* what, Arguments... arguments) {
+  const Result<const Api*> hip = api();
+  if (!hip.ok()) return hip.status();
+  return status_of(*hip.value(), (hip.value()->*function)(arguments...), what);
+}
+
+/// The device that is current for the calling thread.
+Result<int> current_device();
+
 }  // namespace quire::hip

@@ -23,15 +23,9 @@ Loaded& loaded() {
   return *all;
 }
 
-Result<int> current_device(const Api& api) {
-  int ordinal = 0;
-  if (Status s = status_of(api, api.get_device(&ordinal), "hipGetDevice"); !s.ok()) return s;
-  return ordinal;
-}
-
-Result<const CodeObject*> code_object_for(const Api& api, int ordinal, std::string_view source) {
+Result<const CodeObject*> code_object_for(int ordinal, std::string_view source) {
   DeviceProperties properties{};
-  if (Status s = status_of(api, api.get_device_properties(&properties, ordinal), "hipGetDeviceProperties"); !s.ok()) return s;
+  if (Status s = call(&Api::get_device_properties, "hipGetDeviceProperties", &properties, ordinal); !s.ok()) return s;
   const std::string target = target_of(properties.arch);
   for (const CodeObject& object : code_objects())
     if (object.target == target && object.source == source) return &object;
@@ -39,14 +33,14 @@ Result<const CodeObject*> code_object_for(const Api& api, int ordinal, std::stri
 }
 
 /// Under the guard.
-Result<Module> find_module(const Api& api, int ordinal, std::string_view source) {
+Result<Module> find_module(int ordinal, std::string_view source) {
   auto& modules = loaded().modules;
   if (const auto found = modules.find({ordinal, source}); found != modules.end()) return found->second;
-  const Result<const CodeObject*> object = code_object_for(api, ordinal, source);
+  const Result<const CodeObject*> object = code_object_for(ordinal, source);
   if (!object.ok()) return object.status();
   Module module = nullptr;
   const std::string what = formatted("loading code object {} for {}", source, object.value()->target);
-  if (Status s = status_of(api, api.module_load_data(&module, object.value()->begin), what.c_str()); !s.ok()) return s;
+  if (Status s = call(&Api::module_load_data, what.c_str(), &module, object.value()->begin); !s.ok()) return s;
   modules.emplace(std::pair{ordinal, object.value()->source}, module);
   return module;
 }
@@ -72,32 +66,32 @@ std::string targets() {
   return all;
 }
 
-Result<Function> find_function(const Api& api, std::string_view source, const char* kernel) {
-  const Result<int> ordinal = current_device(api);
+Result<Function> find_function(std::string_view source, const char* kernel) {
+  const Result<int> ordinal = current_device();
   if (!ordinal.ok()) return ordinal.status();
   const std::lock_guard<std::mutex> locked(loaded().guard);
   auto& functions = loaded().functions;
   const std::pair<int, std::string_view> key{ordinal.value(), kernel};
   if (const auto found = functions.find(key); found != functions.end()) return found->second;
-  const Result<Module> module = find_module(api, ordinal.value(), source);
+  const Result<Module> module = find_module(ordinal.value(), source);
   if (!module.ok()) return module.status();
   Function function = nullptr;
   const std::string what = formatted("looking for kernel {} in code object {}", kernel, source);
-  if (Status s = status_of(api, api.module_get_function(&function, module.value(), kernel), what.c_str()); !s.ok()) return s;
+  if (Status s = call(&Api::module_get_function, what.c_str(), &function, module.value(), kernel); !s.ok()) return s;
   functions.emplace(key, function);
   return function;
 }
 
-Result<void*> find_variable(const Api& api, std::string_view source, const char* name, std::size_t bytes) {
-  const Result<int> ordinal = current_device(api);
+Result<void*> find_variable(std::string_view source, const char* name, std::size_t bytes) {
+  const Result<int> ordinal = current_device();
   if (!ordinal.ok()) return ordinal.status();
   const std::lock_guard<std::mutex> locked(loaded().guard);
-  const Result<Module> module = find_module(api, ordinal.value(), source);
+  const Result<Module> module = find_module(ordinal.value(), source);
   if (!module.ok()) return module.status();
   void* address = nullptr;
   std::size_t size = 0;
   const std::string what = formatted("looking for {} in code object {}", name, source);
-  if (Status s = status_of(api, api.module_get_global(&address, &size, module.value(), name), what.c_str()); !s.ok()) return s;
+  if (Status s = call(&Api::module_get_global, what.c_str(), &address, &size, module.value(), name); !s.ok()) return s;
   if (size == bytes) return address;
   return Status(Code::internal_error, formatted("{} has {} bytes, expected {}", name, size, bytes));
 }

@@ -18,8 +18,8 @@ bool has_target(std::string_view target) noexcept;
 std::string targets();
 
 /// A kernel of code object `source` on the device that is current. Names are literals, and no two sources share a kernel's.
-Result<Function> find_function(const Api& api, std::string_view source, const char* kernel);
+Result<Function> find_function(std::string_view source, const char* kernel);
 /// Address of a variable of the code object on the current device.
-Result<void*> find_variable(const Api& api, std::string_view source, const char* name, std::size_t bytes);
+Result<void*> find_variable(std::string_view source, const char* name, std::size_t bytes);
 
 }  // namespace quire::hip

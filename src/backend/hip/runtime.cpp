@@ -12,13 +12,12 @@
 namespace quire::device {
 namespace {
 
-using quire::hip::api;
 using quire::hip::Api;
-using quire::hip::status_of;
+using quire::hip::call;
 
-Result<Device> describe(const Api& hip, int ordinal) {
+Result<Device> describe(int ordinal) {
   quire::hip::DeviceProperties properties{};
-  if (Status s = status_of(hip, hip.get_device_properties(&properties, ordinal), "hipGetDeviceProperties"); !s.ok()) return s;
+  if (Status s = call(&Api::get_device_properties, "hipGetDeviceProperties", &properties, ordinal); !s.ok()) return s;
   Device device;
   device.name = quire::hip::target_of(properties.arch);
   device.backend = Backend::hip;
@@ -43,18 +42,14 @@ Result<std::vector<Device>> devices() {
   static std::vector<Device> known;
   const std::lock_guard<std::mutex> locked(guard);
   if (!known.empty()) return known;
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
+  if (const Result<const Api*> hip = quire::hip::api(); !hip.ok()) return hip.status();
   int count = 0;
-  const quire::hip::Error error = hip.value()->get_device_count(&count);
-  if (error != quire::hip::kSuccess) {
-    const Status s = status_of(*hip.value(), error, "hipGetDeviceCount");
+  if (const Status s = call(&Api::get_device_count, "hipGetDeviceCount", &count); !s.ok())
     return Status(Code::unsupported, "no AMD GPU can be used: " + s.message());
-  }
   std::vector<Device> all;
   std::string passed_over;
   for (int i = 0; i < count; ++i) {
-    Result<Device> device = describe(*hip.value(), i);
+    Result<Device> device = describe(i);
     if (!device.ok()) return device.status();
     if (quire::hip::has_target(device->name))
       all.push_back(std::move(device).value());
@@ -67,47 +62,30 @@ Result<std::vector<Device>> devices() {
 }
 
 Result<int> ordinal_of(const void* address) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
   quire::hip::PointerAttributes attributes{};
-  const quire::hip::Error error = hip.value()->pointer_get_attributes(&attributes, address);
-  if (Status s = status_of(*hip.value(), error, "hipPointerGetAttributes"); !s.ok()) return s;
+  if (Status s = call(&Api::pointer_get_attributes, "hipPointerGetAttributes", &attributes, address); !s.ok()) return s;
   if (attributes.type != quire::hip::kDeviceMemory && attributes.type != quire::hip::kManagedMemory)
     return Status(Code::invalid_argument, formatted("address {} is in no AMD GPU's memory", address));
   return attributes.device;
 }
 
-Status synchronize() {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  return status_of(*hip.value(), hip.value()->device_synchronize(), "hipDeviceSynchronize");
-}
-
-Status copy(void* to, const void* from, std::size_t bytes, quire::hip::MemcpyKind kind, const char* what) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  return status_of(*hip.value(), hip.value()->memcpy(to, from, bytes, kind), what);
-}
+Status synchronize() { return call(&Api::device_synchronize, "hipDeviceSynchronize"); }
 
 Status copy_to_host(void* to, const void* from, std::size_t bytes) {
-  return copy(to, from, bytes, quire::hip::kDeviceToHost, "hipMemcpy to the host");
+  return call(&Api::memcpy, "hipMemcpy to the host", to, from, bytes, quire::hip::kDeviceToHost);
 }
 
 Status copy_to_device(void* to, const void* from, std::size_t bytes) {
-  return copy(to, from, bytes, quire::hip::kHostToDevice, "hipMemcpy to the device");
+  return call(&Api::memcpy, "hipMemcpy to the device", to, from, bytes, quire::hip::kHostToDevice);
 }
 
 Result<void*> allocate(std::size_t bytes) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
   void* address = nullptr;
-  if (Status s = status_of(*hip.value(), hip.value()->malloc(&address, bytes), "hipMalloc"); !s.ok()) return s;
+  if (Status s = call(&Api::malloc, "hipMalloc", &address, bytes); !s.ok()) return s;
   return address;
 }
 
-void release(void* address) {
-  if (const Result<const Api*> hip = api(); hip.ok()) (void)hip.value()->free(address);
-}
+void release(void* address) { (void)call(&Api::free, "hipFree", address); }
 
 Result<bool> contents_are_finite(const Batch& batch, const KVCache& cache, const Options& options) {
   return gpu::contents_are_finite(quire::hip::kVendor, batch, cache, options);

@@ -22,9 +22,10 @@ constexpr const char* kPortable = "kernels";  // kernels.hip
 
 /// Launches a kernel. `arguments` is its only parameter, by value. Shared memory is static, so that no dynamic memory is needed.
 template <class Arguments>
-Status launch(const Api& hip, const Launch& what, std::int64_t blocks, const Arguments& arguments, Stream stream) {
-  const Result<Function> function = find_function(hip, what.source, what.kernel);
+Status launch(const Launch& what, std::int64_t blocks, const Arguments& arguments, Stream stream) {
+  const Result<Function> function = find_function(what.source, what.kernel);
   if (!function.ok()) return function.status();
+  const Api& hip = *api().value();  // which has found the function
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
   const Error error =
       hip.module_launch_kernel(function.value(), static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(what.threads), 1, 1,
@@ -54,12 +55,12 @@ const KernelEntry* find_entry(KernelHandle kernel) {
 bool has_kernel(KernelHandle kernel) { return find_entry(kernel) != nullptr; }
 
 /// The kernel for each list, loaded, so that no launch fails for want of it after another has written rows.
-Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hip, const Plan& plan) {
+Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Plan& plan) {
   std::array<Launch, plan_detail::kMaxLists> launches{};
   for (std::size_t i = 0; i < plan.work().lists.size(); ++i) {
     const Result<Launch> one = find_entry(plan.work().lists[i].kernel)->launch_of(plan, plan.work().lists[i]);
     if (!one.ok()) return one.status();
-    if (const Result<Function> there = find_function(hip, one->source, one->kernel); !there.ok()) return there.status();
+    if (const Result<Function> there = find_function(one->source, one->kernel); !there.ok()) return there.status();
     launches[i] = one.value();
   }
   return launches;
@@ -67,44 +68,34 @@ Result<std::array<Launch, plan_detail::kMaxLists>> attend_launches(const Api& hi
 
 /// Resets the counters, checks lengths and tables and makes all lists before any is used: one without room breaks the call before
 /// a row is written.
-Status enqueue_preparation(const Api& hip, std::span<const gpu::GenericArgs> args, const gpu::ResetArgs& reset, void* stream) {
-  if (Status s = launch(hip, {kPortable, "quire_reset", gpu::kResetThreads}, 1, reset, stream); !s.ok()) return s;
+Status enqueue_preparation(std::span<const gpu::GenericArgs> args, const gpu::ResetArgs& reset, void* stream) {
+  if (Status s = launch({kPortable, "quire_reset", gpu::kResetThreads}, 1, reset, stream); !s.ok()) return s;
   const Launch validate{kPortable, "quire_validate", gpu::kValidateThreads};
-  if (Status s = launch(hip, validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
+  if (Status s = launch(validate, gpu::validate_blocks(args[0]), args[0], stream); !s.ok()) return s;
   for (const gpu::AttendArgs& list : args)
-    if (Status s = launch(hip, {kPortable, "quire_schedule", gpu::kScheduleThreads}, 1, list, stream); !s.ok()) return s;
+    if (Status s = launch({kPortable, "quire_schedule", gpu::kScheduleThreads}, 1, list, stream); !s.ok()) return s;
   return {};
 }
 
 Status enqueue_attend(const gpu::EnqueuedCall& call, gpu::Part part, void* stream) {
   const auto& [plan, args, reset] = call;
-  const Result<const Api*> api = hip::api();
-  if (!api.ok()) return api.status();
-  const Api& hip = *api.value();
-  const auto attend = attend_launches(hip, plan);
+  const auto attend = attend_launches(plan);
   if (!attend.ok()) return attend.status();
   if (part != gpu::Part::layer)
-    if (Status s = enqueue_preparation(hip, args, reset, stream); !s.ok()) return s;
+    if (Status s = enqueue_preparation(args, reset, stream); !s.ok()) return s;
   if (part == gpu::Part::preparation) return {};
   for (std::size_t i = 0; i < args.size(); ++i) {
     gpu::GenericArgs list = args[i];
     list.confirms = list.prepared && i == 0;
-    if (Status s = launch(hip, attend.value()[i], plan.work().lists[i].num_blocks, list, stream); !s.ok()) return s;
+    if (Status s = launch(attend.value()[i], plan.work().lists[i].num_blocks, list, stream); !s.ok()) return s;
   }
   if (!args[0].fills_rows()) return {};
-  return launch(hip, {kPortable, "quire_fill_rows", gpu::kFillThreads}, gpu::fill_blocks(args[0]), args[0], stream);
-}
-
-/// launch(), if there is a HIP runtime.
-template <class Arguments>
-Status launch_alone(const Launch& what, std::int64_t blocks, const Arguments& arguments, void* stream) {
-  const Result<const Api*> hip = api();
-  return hip.ok() ? launch(*hip.value(), what, blocks, arguments, stream) : hip.status();
+  return launch({kPortable, "quire_fill_rows", gpu::kFillThreads}, gpu::fill_blocks(args[0]), args[0], stream);
 }
 
 Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
   const auto enqueue = [&](const char* kernel) {
-    return launch_alone({kPortable, kernel, gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
+    return launch({kPortable, kernel, gpu::kAppendThreads}, gpu::append_blocks(args), args, stream);
   };
   if (gpu::appends_four_bits(args))
     if (Status s = enqueue("quire_append_four_bits"); !s.ok()) return s;
@@ -112,21 +103,17 @@ Status enqueue_append(const gpu::AppendArgs& args, void* stream) {
 }
 
 Status enqueue_merge(const gpu::MergeArgs& args, void* stream) {
-  return launch_alone({kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
+  return launch({kPortable, "quire_merge", gpu::kMergeThreads}, gpu::merge_blocks(args), args, stream);
 }
 
 Status enqueue_merge_many(const gpu::MergeManyArgs& args, void* stream) {
-  return launch_alone({kPortable, "quire_merge_many", gpu::kMergeThreads}, gpu::merge_many_blocks(args), args, stream);
+  return launch({kPortable, "quire_merge_many", gpu::kMergeThreads}, gpu::merge_many_blocks(args), args, stream);
 }
 
 /// Copies in stream order and waits for the copy.
 Status copy(void* to, const void* from, std::size_t bytes, MemcpyKind kind, void* stream) {
-  const Result<const Api*> api = hip::api();
-  if (!api.ok()) return api.status();
-  const Api& hip = *api.value();
-  const Error copied = hip.memcpy_async(to, from, bytes, kind, stream);
-  if (Status s = status_of(hip, copied, "hipMemcpyAsync"); !s.ok()) return s;
-  return status_of(hip, hip.stream_synchronize(stream), "waiting for the stream");
+  if (Status s = call(&Api::memcpy_async, "hipMemcpyAsync", to, from, bytes, kind, stream); !s.ok()) return s;
+  return call(&Api::stream_synchronize, "waiting for the stream", stream);
 }
 Status fetch(void* to, const void* from, std::size_t bytes, void* stream) { return copy(to, from, bytes, kDeviceToHost, stream); }
 Status put(void* to, const void* from, std::size_t bytes, void* stream) { return copy(to, from, bytes, kHostToDevice, stream); }
@@ -135,56 +122,36 @@ Status put(void* to, const void* from, std::size_t bytes, void* stream) { return
 Result<bool> find_bad_contents(const gpu::GenericArgs& args) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> locked(one_at_a_time);
-  const Result<const Api*> api = hip::api();
-  if (!api.ok()) return api.status();
-  const Api& hip = *api.value();
   gpu::Outcome outcome;
-  const Result<void*> answer = find_variable(hip, kPortable, "quire_contents_answer", sizeof outcome);
+  const Result<void*> answer = find_variable(kPortable, "quire_contents_answer", sizeof outcome);
   if (!answer.ok()) return answer.status();
   gpu::GenericArgs asked = args;
   asked.outcome = static_cast<gpu::Outcome*>(answer.value());
-  const Error cleared = hip.memcpy(answer.value(), &outcome, sizeof outcome, kHostToDevice);
-  if (Status s = status_of(hip, cleared, "check: hipMemcpy to the device"); !s.ok()) return s;
+  Status s = call(&Api::memcpy, "check: hipMemcpy to the device", answer.value(), &outcome, sizeof outcome, kHostToDevice);
+  if (!s.ok()) return s;
   const Launch look{kPortable, "quire_check_contents", gpu::kContentThreads};
-  if (Status s = launch(hip, look, gpu::contents_blocks(asked), asked, nullptr); !s.ok()) return s;
-  const Error fetched = hip.memcpy(&outcome, answer.value(), sizeof outcome, kDeviceToHost);
-  if (Status s = status_of(hip, fetched, "check: hipMemcpy to the host"); !s.ok()) return s;
+  if (s = launch(look, gpu::contents_blocks(asked), asked, nullptr); !s.ok()) return s;
+  s = call(&Api::memcpy, "check: hipMemcpy to the host", &outcome, answer.value(), sizeof outcome, kDeviceToHost);
+  if (!s.ok()) return s;
   return outcome.broken != 0;
 }
 
-Result<int> current_device() {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  int ordinal = 0;
-  if (Status s = status_of(*hip.value(), hip.value()->get_device(&ordinal), "hipGetDevice"); !s.ok()) return s;
-  return ordinal;
-}
-
-Status set_device(int ordinal) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
-  return status_of(*hip.value(), hip.value()->set_device(ordinal), "hipSetDevice");
-}
+Status set_device(int ordinal) { return call(&Api::set_device, "hipSetDevice", ordinal); }
 
 Result<bool> is_capturing(void* stream) {
-  const Result<const Api*> hip = api();
-  if (!hip.ok()) return hip.status();
   int status = 0;
-  if (Status s = status_of(*hip.value(), hip.value()->stream_is_capturing(stream, &status), "hipStreamIsCapturing"); !s.ok())
-    return s;
+  if (Status s = call(&Api::stream_is_capturing, "hipStreamIsCapturing", stream, &status); !s.ok()) return s;
   return status != kNotCapturing;
 }
 
 /// An allocation ends a capture, unless the thread says that it knows what it does.
 Result<void*> allocate_for_host(std::size_t bytes) {
-  const Result<const Api*> api = hip::api();
-  if (!api.ok()) return api.status();
-  const Api& hip = *api.value();
+  constexpr auto kSetMode = &Api::exchange_capture_mode;
   int mode = kCaptureModeRelaxed;
-  if (Status s = status_of(hip, hip.exchange_capture_mode(&mode), "hipThreadExchangeStreamCaptureMode"); !s.ok()) return s;
+  if (Status s = call(kSetMode, "hipThreadExchangeStreamCaptureMode", &mode); !s.ok()) return s;
   void* memory = nullptr;
-  Status made = status_of(hip, hip.host_malloc(&memory, bytes, kHostMemoryOfAll), "hipHostMalloc");
-  (void)hip.exchange_capture_mode(&mode);
+  Status made = call(&Api::host_malloc, "hipHostMalloc", &memory, bytes, kHostMemoryOfAll);
+  (void)call(kSetMode, "hipThreadExchangeStreamCaptureMode", &mode);
   if (!made.ok()) return made;
   std::memset(memory, 0, bytes);
   return memory;
