@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Visibility: the keys that a query row sees. Kernels cut ranges and mask tiles by what it says.
+// Visibility: the keys that a query row sees. Kernels of causal rows at the end of their keys cut ranges and mask tiles by
+// visible_range(). All other masks are a Mask (mask.h), which begins with how far a row sees (Reach).
 //
 // Positions count from the first key of a request: key j is at j, and row i at q_begin - key_begin + i, which may be negative or
 // beyond the last key. Masks and distances depend on differences of positions alone, so global positions are not needed here.
@@ -43,21 +44,8 @@ QUIRE_HD std::int64_t clamped_to(std::int64_t position, std::int64_t num_keys) {
   return position < 0 ? 0 : position > num_keys ? num_keys : position;
 }
 
-/// Keys visible to the row at q_pos, out of num_keys. Both ends never decrease with q_pos, also where a row sees no key: the
-/// range is then [0, 0) or [num_keys, num_keys).
-QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t q_pos, std::int64_t num_keys) {
-  return {clamped_to(q_pos - reach.before, num_keys), clamped_to(q_pos + reach.after + 1, num_keys)};
-}
-
-/// Union over rows at positions [first, last], [0, 0) if they see nothing. It has no holes: both ends move by at most one key
-/// from row to row.
-QUIRE_HD KeyRange visible_range(const Reach& reach, std::int64_t first, std::int64_t last, std::int64_t num_keys) {
-  const KeyRange keys{visible_range(reach, first, num_keys).begin, visible_range(reach, last, num_keys).end};
-  return keys.begin < keys.end ? keys : KeyRange{0, 0};
-}
-
-// Ranges of causal rows at the end of their keys, where q_pos >= 0 and all keys up to q_pos exist. Kernels that take nothing else
-// use them. Int: 64 bits unless the caller says otherwise. Fewer are enough where q_pos + 1 and window fit them.
+// The causal mask: ranges of causal rows at the end of their keys, where q_pos >= 0 and all keys up to q_pos exist. Int: 64 bits
+// unless the caller says otherwise. Fewer are enough where q_pos + 1 and window fit them.
 
 /// Keys visible to the query at position q_pos: k <= q_pos and q_pos - k < window. window <= 0 means no window.
 template <class Int = std::int64_t>

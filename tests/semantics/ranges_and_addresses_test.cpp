@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "semantics/layout.h"
+#include "semantics/mask.h"
 #include "semantics/page_walk.h"
 #include "semantics/score.h"
 #include "semantics/visible_range.h"
@@ -66,6 +67,14 @@ TEST(VisibleRange, In32BitsIsTheSame) {
       }
 }
 
+semantics::Mask mask_of(const semantics::Reach& reach, std::int64_t num_keys) {
+  semantics::Mask mask;
+  mask.reach = reach;
+  mask.num_keys = num_keys;
+  mask.set_regions(/*prefix_len=*/0, /*tree_len=*/0);
+  return mask;
+}
+
 /// Calls visit(reach, causal, window, right) for small masks; window 0 and right -1 stand for none.
 template <typename Visit>
 void for_each_mask(Visit&& visit) {
@@ -78,7 +87,7 @@ TEST(Reach, EqualsTheDefinitionKeyByKey) {
   for_each_mask([](const semantics::Reach& reach, bool causal, std::int64_t window, std::int64_t right) {
     for (std::int64_t keys = 0; keys <= 8; ++keys)
       for (std::int64_t q_pos = -7; q_pos <= 15; ++q_pos) {
-        const KeyRange range = visible_range(reach, q_pos, keys);
+        const KeyRange range = mask_of(reach, keys).of_row(q_pos);
         ASSERT_GE(range.begin, 0);
         ASSERT_LE(range.begin, range.end);
         ASSERT_LE(range.end, keys);
@@ -96,7 +105,7 @@ TEST(Reach, NeitherEndDecreasesFromRowToRow) {
   for_each_mask([](const semantics::Reach& reach, bool, std::int64_t, std::int64_t) {
     for (std::int64_t keys = 0; keys <= 8; ++keys)
       for (std::int64_t q_pos = -12; q_pos <= 20; ++q_pos) {
-        const KeyRange one = visible_range(reach, q_pos, keys), next = visible_range(reach, q_pos + 1, keys);
+        const KeyRange one = mask_of(reach, keys).of_row(q_pos), next = mask_of(reach, keys).of_row(q_pos + 1);
         ASSERT_LE(one.begin, next.begin);
         ASSERT_LE(one.end, next.end);
       }
@@ -110,8 +119,9 @@ TEST(Reach, UnionOverRowsIsExact) {
         for (std::int64_t last = first; last <= 14; ++last) {
           std::set<std::int64_t> seen;
           for (std::int64_t q = first; q <= last; ++q)
-            for (std::int64_t k = visible_range(reach, q, keys).begin; k < visible_range(reach, q, keys).end; ++k) seen.insert(k);
-          const KeyRange all = visible_range(reach, first, last, keys);
+            for (std::int64_t k = mask_of(reach, keys).of_row(q).begin; k < mask_of(reach, keys).of_row(q).end; ++k)
+              seen.insert(k);
+          const KeyRange all = mask_of(reach, keys).of_rows(first, last);
           ASSERT_EQ(static_cast<std::size_t>(all.end - all.begin), seen.size());
           ASSERT_EQ(all.begin, seen.empty() ? 0 : *seen.begin());
         }
@@ -122,7 +132,7 @@ TEST(Reach, OfCausalRowsAtTheEndIsWhatTunedKernelsCompute) {
   for (std::int64_t window = 0; window <= 12; ++window)
     for (std::int64_t q_pos = 0; q_pos <= 20; ++q_pos)
       for (std::int64_t keys = q_pos + 1; keys <= 24; ++keys) {
-        const KeyRange general = visible_range(semantics::reach_of(true, window, -1), q_pos, keys);
+        const KeyRange general = mask_of(semantics::reach_of(true, window, -1), keys).of_row(q_pos);
         const KeyRange causal = visible_range(q_pos, window);
         ASSERT_EQ(general.begin, causal.begin);
         ASSERT_EQ(general.end, causal.end);
@@ -132,7 +142,7 @@ TEST(Reach, OfCausalRowsAtTheEndIsWhatTunedKernelsCompute) {
 TEST(Reach, HugeWindowsAndFarRowsDoNotOverflow) {
   const std::int64_t most = std::numeric_limits<std::int64_t>::max(), far = std::int64_t{1} << 31;
   for (const std::int64_t q_pos : {-far, std::int64_t{3}, far}) {
-    const KeyRange all = visible_range(semantics::reach_of(false, most, most), q_pos, far);
+    const KeyRange all = mask_of(semantics::reach_of(false, most, most), far).of_row(q_pos);
     EXPECT_EQ(all.begin, 0);
     EXPECT_EQ(all.end, far);
   }
