@@ -14,10 +14,6 @@ namespace quire::capture {
 /// Page id of unused table entries: in range for int32, but far outside any cache, so that a kernel which reads it is noticed.
 inline constexpr std::int64_t kImpossiblePage = 2147480000;
 
-inline void store_index(const Tensor& t, std::int64_t element, std::int64_t value) {
-  semantics::store_index(t.data, t.dtype, element, value);
-}
-
 /// Fills a contiguous floating tensor.
 inline void fill_value(const Tensor& t, float value) {
   const std::int64_t count = t.num_elements();

@@ -27,7 +27,7 @@ namespace {
 
 using capture::fill_unread;
 using capture::normal;
-using capture::store_index;
+using semantics::store_index;
 
 constexpr std::int64_t kSparePages = 3;  // poisoned pages beside those in use
 constexpr float kPeakyFactor = 8.0f;     // factor of queries of peaky heads, so that few keys dominate

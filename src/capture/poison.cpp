@@ -188,7 +188,7 @@ class Poisoner {
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
       const std::int64_t used = semantics::ceil_div(p_.reqs[r].cached_len, p_.page_size);
       for (std::int64_t j = used; j < table.shape[1]; ++j)
-        capture::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
+        semantics::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
     }
   }
 

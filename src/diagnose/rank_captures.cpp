@@ -62,15 +62,8 @@ Result<RankNote> parse_rank_note(std::string_view text) {
 namespace diagnose_detail {
 namespace {
 
-std::int64_t index_of(const Tensor& t, std::int64_t i, std::int64_t j = 0) {
-  return semantics::load_index(t.data, t.dtype, i * t.stride[0] + (t.rank > 1 ? j * t.stride[1] : 0));
-}
-
-std::vector<std::int64_t> indices_of(const Tensor& t) {
-  std::vector<std::int64_t> values;
-  for (std::int64_t i = 0; i < t.shape[0]; ++i) values.push_back(index_of(t, i));
-  return values;
-}
+using semantics::index_at;
+using semantics::indices_of;
 
 Tensor index_tensor_of(Case& owner, const std::vector<std::int64_t>& values, std::int64_t columns = 0) {
   return semantics::index_tensor(owner, DType::i64, values, columns);
@@ -156,7 +149,7 @@ Result<std::int64_t> page_on_rank(const Case& c, std::size_t rank, std::int64_t 
     return Status(Code::invalid_argument,
                   formatted("{}: block_table has {} pages for a request, but request {} needs page {} there",
                             named(c, static_cast<std::int64_t>(rank)), table.shape[1], request, column));
-  const std::int64_t page = index_of(table, request, column);
+  const std::int64_t page = index_at(table, request, column);
   if (page < 0 || page >= num_pages(c.cache))
     return Status(Code::invalid_argument,
                   formatted("{}: block_table[{}, {}]: page {}, expected one of the {} of the cache",
@@ -365,7 +358,7 @@ Result<Case> own_case(const RankCaptures& captures, std::size_t rank) {
   const std::int64_t columns = c.batch.block_table.shape[1];
   std::vector<std::int64_t> table;
   for (const std::int64_t request : local->request)
-    for (std::int64_t j = 0; j < columns; ++j) table.push_back(index_of(c.batch.block_table, request, j));
+    for (std::int64_t j = 0; j < columns; ++j) table.push_back(index_at(c.batch.block_table, request, j));
   own.batch.block_table = index_tensor_of(own, table, columns);
   return own;
 }

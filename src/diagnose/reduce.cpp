@@ -143,7 +143,7 @@ class Cut {
         const std::int64_t page = f_.page(requests_[i], j);
         const auto at = std::lower_bound(pages_.begin(), pages_.end(), page) - pages_.begin();
         const bool kept = j < pages_of(requests_[i]) && is_page(page);
-        semantics::store_index(t.data, t.dtype, static_cast<std::int64_t>(i) * t.shape[1] + j, kept ? at : kNoPage);
+        semantics::store_index(t, static_cast<std::int64_t>(i) * t.shape[1] + j, kept ? at : kNoPage);
       }
     return t;
   }

@@ -9,16 +9,10 @@
 #include "faults/visible.h"
 #include "semantics/dtype.h"
 #include "semantics/fp4.h"
+#include "semantics/index_tensor.h"
 
 namespace quire::faults_detail {
 namespace {
-
-std::vector<std::int64_t> indices(const Tensor& t) {
-  std::vector<std::int64_t> values;
-  for (std::int64_t i = 0; t.present() && i < t.shape[0]; ++i)
-    values.push_back(semantics::load_index(t.data, t.dtype, i * t.stride[0]));
-  return values;
-}
 
 const Tensor& cache_tensor(const Facts& f, Side side) { return side == Side::key ? f.cache.k : f.cache.v; }
 
@@ -264,19 +258,20 @@ Facts::Facts(const Batch& b, const KVCache& c, const Options& o)
   group = num_q_heads / num_kv_heads;
   num_reqs = b.seq_lens.shape[0];
   max_pages_per_req = b.block_table.shape[1];
-  query_start_loc = indices(b.query_start_loc);
-  seq_lens = indices(b.seq_lens);
-  cached_lens = b.cached_lens.present() ? indices(b.cached_lens) : seq_lens;
-  key_begin = b.key_begin.present() ? indices(b.key_begin) : std::vector<std::int64_t>(seq_lens.size(), 0);
-  q_begin = indices(b.q_begin);
+  query_start_loc = semantics::indices_of(b.query_start_loc);
+  seq_lens = semantics::indices_of(b.seq_lens);
+  cached_lens = b.cached_lens.present() ? semantics::indices_of(b.cached_lens) : seq_lens;
+  key_begin = b.key_begin.present() ? semantics::indices_of(b.key_begin) : std::vector<std::int64_t>(seq_lens.size(), 0);
+  q_begin = semantics::indices_of(b.q_begin);
   for (std::int64_t r = 0; r < num_reqs; ++r) {
     if (!b.q_begin.present()) q_begin.push_back(key_begin[at(r)] + context_len(r));
     const auto* flags = static_cast<const std::uint8_t*>(b.causal.data);
     causal.push_back(b.causal.present() ? flags[r * b.causal.stride[0]] != 0 : o.causal);
   }
   has_shapes = o.attention_chunk || has_prefix() || b.spans.present() || b.tree_mask.present();
-  prefix_lens = b.prefix_lens.present() ? indices(b.prefix_lens) : std::vector(seq_lens.size(), o.prefix_len.value_or(0));
-  tree_lens = b.tree_lens.present() ? indices(b.tree_lens) : std::vector<std::int64_t>(seq_lens.size(), 0);
+  prefix_lens =
+      b.prefix_lens.present() ? semantics::indices_of(b.prefix_lens) : std::vector(seq_lens.size(), o.prefix_len.value_or(0));
+  tree_lens = b.tree_lens.present() ? semantics::indices_of(b.tree_lens) : std::vector<std::int64_t>(seq_lens.size(), 0);
   spans.resize(seq_lens.size());
   for (std::int64_t r = 0; b.spans.present() && r < num_reqs; ++r)
     for (std::int64_t i = 0; i < b.spans.shape[1]; ++i)
@@ -299,7 +294,7 @@ std::int64_t Facts::req_of(std::int64_t token) const {
 std::int64_t Facts::page(std::int64_t req, std::int64_t column) const {
   const Tensor& t = batch.block_table;
   if (column < 0 || column >= t.shape[1] || req < 0 || req >= t.shape[0]) return 0;
-  const std::int64_t id = semantics::load_index(t.data, t.dtype, req * t.stride[0] + column * t.stride[1]);
+  const std::int64_t id = semantics::index_at(t, req, column);
   return id >= 0 && id < num_pages ? id : kNotAPage;
 }
 

@@ -11,14 +11,14 @@
 
 #include "quire/batch.hpp"
 #include "semantics/ceil_div.h"
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 
 namespace quire::report {
 
 inline constexpr std::int64_t kLongest = std::int64_t{1} << 40;
 
 inline std::int64_t index_at(const Tensor& t, std::int64_t i) {
-  return std::clamp(semantics::load_index(t.data, t.dtype, i * t.stride[0]), -kLongest, kLongest);
+  return std::clamp(semantics::index_at(t, i), -kLongest, kLongest);
 }
 
 /// An index tensor of this rank that may be read here.

@@ -87,7 +87,7 @@ std::int64_t enter_request(std::vector<Page>& pages, const Batch& batch, const L
   const std::int64_t first = first_visible(lengths, r, options), cached = lengths.cached_len(r);
   std::int64_t outside = 0;
   for (std::int64_t logical = 0; logical * page_size < cached && logical < table.shape[1]; ++logical) {
-    const std::int64_t id = semantics::load_index(table.data, table.dtype, r * table.stride[0] + logical * table.stride[1]);
+    const std::int64_t id = semantics::index_at(table, r, logical);
     if (id < 0 || id >= static_cast<std::int64_t>(pages.size())) {
       ++outside;
       continue;

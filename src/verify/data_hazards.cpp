@@ -36,10 +36,8 @@ std::int64_t key_element(const KVCache& cache, std::int64_t page, std::int64_t o
 
 /// Element offset of dim d of the key at a position of request 0.
 std::int64_t first_request_key(const Case& c, std::int64_t position, std::int64_t head, std::int64_t d) {
-  const Tensor& table = c.batch.block_table;
   const std::int64_t size = page_size(c.cache);
-  const std::int64_t page = semantics::load_index(table.data, table.dtype, position / size * table.stride[1]);
-  return key_element(c.cache, page, position % size, head, d);
+  return key_element(c.cache, semantics::index_at(c.batch.block_table, 0, position / size), position % size, head, d);
 }
 
 /// Puts every finite code into K and V, subnormals, both zeros and the largest values included; k_scale brings scores to a few
@@ -67,7 +65,7 @@ void store_every_fp8_code(Case& c) {
 void make_scores_minus_infinite(Case& c, std::int64_t skipped = 0) {
   const Tensor& q = c.batch.query;
   for_each_value(q, [&](std::int64_t i) { semantics::store(q.data, q.dtype, i, i % q.shape[2] == 0 ? 1.0f : 0.0f); });
-  const std::int64_t seq_len = semantics::load_index(c.batch.seq_lens.data, c.batch.seq_lens.dtype, 0);
+  const std::int64_t seq_len = semantics::index_at(c.batch.seq_lens, 0);
   for (std::int64_t k = 0; k < seq_len; ++k)
     for (std::int64_t h = 0; h < num_kv_heads(c.cache); ++h)
       if (skipped == 0 || k / skipped % 2 == 1)
@@ -83,7 +81,7 @@ void make_queries_zero(Case& c) {
 
 /// Puts a NaN into the last KV head of a key in the middle of request 0; rows before that key do not see it.
 void put_nan_into_a_key(Case& c) {
-  const std::int64_t seq_len = semantics::load_index(c.batch.seq_lens.data, c.batch.seq_lens.dtype, 0);
+  const std::int64_t seq_len = semantics::index_at(c.batch.seq_lens, 0);
   semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, seq_len / 2, num_kv_heads(c.cache) - 1, 0),
                    std::nanf(""));
 }
@@ -127,7 +125,7 @@ bool move_pages_beyond_32_bits(Case& c) {
   for (std::int64_t i = 0; i < table.num_elements(); ++i) {
     const std::int64_t page = semantics::load_index(table.data, table.dtype, i);
     if (page >= old_pages) continue;  // past the end: stays impossible
-    semantics::store_index(table.data, table.dtype, i, pages.id(page));
+    semantics::store_index(table, i, pages.id(page));
   }
   c.batch.slot_mapping = {};
   return true;
@@ -140,8 +138,7 @@ void make_hidden_pages_stale(Case& c) {
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const std::int64_t first_key = p.reqs[r].context_len + 1 - p.sliding_window.value_or(p.reqs[r].context_len + 1);
     for (std::int64_t j = 0; (j + 1) * p.page_size <= first_key; ++j)
-      semantics::store_index(table.data, table.dtype, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1],
-                             kImpossiblePage);
+      semantics::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], kImpossiblePage);
   }
 }
 

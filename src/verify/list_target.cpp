@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "quire/sparse.hpp"
-#include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 #include "text/formatted.h"
 
 namespace quire::verify_detail {
@@ -88,9 +88,7 @@ class AsLists {
 
   void fill(std::int64_t* list, const RowKeys& row, std::mt19937& random) const {
     const Tensor& t = case_.batch.block_table;
-    const auto page = [&](std::int64_t column) {
-      return semantics::load_index(t.data, t.dtype, row.request * t.stride[0] + column * t.stride[1]);
-    };
+    const auto page = [&](std::int64_t column) { return semantics::index_at(t, row.request, column); };
     std::int64_t count = 0;
     if (!of_pages_) {
       for (std::int64_t k = row.begin; k < row.end; ++k) list[count++] = page(k / page_size_) * page_size_ + k % page_size_;

@@ -11,6 +11,7 @@
 #include "quire/faults.hpp"
 #include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 #include "text/formatted.h"
 #include "verify/own_targets.h"
 
@@ -97,8 +98,7 @@ Status demand_a_full_table(const Case& c, std::string&) {
   const Tensor& table = c.batch.block_table;
   for (std::int64_t r = 0; r < table.shape[0]; ++r)
     for (std::int64_t j = 0; j < table.shape[1]; ++j)
-      if (semantics::load_index(table.data, table.dtype, r * table.stride[0] + j * table.stride[1]) >= num_pages(c.cache))
-        return {Code::internal_error, "page id out of range"};
+      if (semantics::index_at(table, r, j) >= num_pages(c.cache)) return {Code::internal_error, "page id out of range"};
   return attend_reference(c, {});
 }
 
@@ -110,10 +110,9 @@ Status read_whole_first_tile(const Case& c, std::string&) {
   const Tensor& table = c.batch.block_table;
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const Request& req = p.reqs[r];
-    const std::int64_t row = static_cast<std::int64_t>(r) * table.stride[0];
     const std::int64_t first_key = p.visible_keys(req).begin;
     for (std::int64_t k = first_key / kTile * kTile; k < first_key && req.query_len > 0; ++k)
-      if (semantics::load_index(table.data, table.dtype, row + k / p.page_size * table.stride[1]) >= num_pages(c.cache))
+      if (semantics::index_at(table, static_cast<std::int64_t>(r), k / p.page_size) >= num_pages(c.cache))
         return {Code::internal_error, formatted("request {}: the page of position {} is out of range", r, k)};
   }
   return attend_reference(c, {});
@@ -121,10 +120,9 @@ Status read_whole_first_tile(const Case& c, std::string&) {
 
 /// Element offset of dim 0, head 0 of the cached key in the first slot past the end of request r; -1 if its last page is full.
 std::int64_t key_past_end(const Case& c, std::int64_t r) {
-  const Tensor &table = c.batch.block_table, &lens = c.batch.seq_lens;
-  const std::int64_t len = semantics::load_index(lens.data, lens.dtype, r * lens.stride[0]), size = page_size(c.cache);
+  const std::int64_t len = semantics::index_at(c.batch.seq_lens, r), size = page_size(c.cache);
   if (c.batch.cached_lens.present() || len % size == 0) return -1;
-  const std::int64_t page = semantics::load_index(table.data, table.dtype, r * table.stride[0] + len / size * table.stride[1]);
+  const std::int64_t page = semantics::index_at(c.batch.block_table, r, len / size);
   const auto& s = c.cache.k.stride;
   const std::int64_t slot_stride = c.cache.layout == CacheLayout::nhd ? s[1] : c.cache.layout == CacheLayout::hnd ? s[2] : s[3];
   return page * s[0] + len % size * slot_stride;

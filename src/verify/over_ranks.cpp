@@ -17,13 +17,8 @@ namespace quire::verify_detail {
 namespace {
 
 using semantics::index_tensor;
+using semantics::indices_of;
 using semantics::new_bytes;
-
-std::vector<std::int64_t> indices(const Tensor& t) {
-  std::vector<std::int64_t> values;
-  for (std::int64_t i = 0; i < t.shape[0]; ++i) values.push_back(semantics::load_index(t.data, t.dtype, i * t.stride[0]));
-  return values;
-}
 
 /// Strides of (page, offset, head, dim) in a cache tensor; dims of packed K lie in chunks of x.
 struct CacheStrides {
@@ -70,9 +65,9 @@ class RankCase {
   }
 
   Result<Case> make() {
-    const std::vector<std::int64_t> lengths = indices(whole_.batch.seq_lens);
+    const std::vector<std::int64_t> lengths = indices_of(whole_.batch.seq_lens);
     Result<LocalLengths> local =
-        local_lengths(shard_, indices(whole_.batch.query_start_loc), lengths, whole_.options.sliding_window);
+        local_lengths(shard_, indices_of(whole_.batch.query_start_loc), lengths, whole_.options.sliding_window);
     if (!local.ok()) return local.status();
     const DType index = whole_.batch.query_start_loc.dtype;
     const std::vector<std::int64_t> table = move_keys(lengths);
@@ -109,10 +104,8 @@ class RankCase {
   }
 
   void copy_key(std::int64_t request, std::int64_t position, std::int64_t to_page) {
-    const Tensor& table = whole_.batch.block_table;
     const std::int64_t size = page_size(whole_.cache), local = shard_.local_index(position);
-    const std::int64_t from_page =
-        semantics::load_index(table.data, table.dtype, request * table.stride[0] + position / size * table.stride[1]);
+    const std::int64_t from_page = semantics::index_at(whole_.batch.block_table, request, position / size);
     const std::pair<const Tensor*, const Tensor*> sides[] = {{&whole_.cache.k, &own_.cache.k}, {&whole_.cache.v, &own_.cache.v}};
     for (const auto& [from, to] : sides) {
       const CacheStrides a = strides_of(whole_.cache, *from), b = strides_of(own_.cache, *to);

@@ -17,6 +17,7 @@
 #include "quire/diagnose.hpp"
 #include "semantics/dtype.h"
 #include "semantics/fp4.h"
+#include "semantics/index_tensor.h"
 #include "threads/on_threads.h"
 
 namespace quire {
@@ -67,7 +68,7 @@ const std::vector<float>& f16_values() {
   return table;
 }
 
-std::int64_t index_at(const Tensor& t, std::int64_t i) { return semantics::load_index(t.data, t.dtype, i * t.stride[0]); }
+using semantics::index_at;
 
 /// Row `at` of the result is row `token` of the batch.
 struct Chosen {
@@ -184,9 +185,7 @@ class Oracle {
   bool in_one_span(std::int64_t r, std::int64_t q, std::int64_t k) const {
     const Tensor& t = batch_.spans;
     for (std::int64_t i = 0; t.present() && i < t.shape[1]; ++i) {
-      const std::int64_t at = r * t.stride[0] + i * t.stride[1];
-      const std::int64_t begin = semantics::load_index(t.data, t.dtype, at);
-      const std::int64_t end = semantics::load_index(t.data, t.dtype, at + t.stride[2]);
+      const std::int64_t begin = index_at(t, r, i, 0), end = index_at(t, r, i, 1);
       if (begin <= q && q < end && begin <= k && k < end) return true;
     }
     return false;
@@ -266,10 +265,7 @@ class Oracle {
     return n;
   }
 
-  std::int64_t page_of(std::int64_t req, std::int64_t k) const {
-    const Tensor& t = batch_.block_table;
-    return semantics::load_index(t.data, t.dtype, req * t.stride[0] + k / page_size_ * t.stride[1]);
-  }
+  std::int64_t page_of(std::int64_t req, std::int64_t k) const { return index_at(batch_.block_table, req, k / page_size_); }
 
   /// Offset of dim 0 of a cached token in cache.k (`is_key`) or cache.v, in codes: two of 4 bits lie in a byte.
   std::int64_t token_offset(bool is_key, std::int64_t page, std::int64_t slot, std::int64_t head) const {
