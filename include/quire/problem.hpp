@@ -120,6 +120,7 @@ struct Problem {
   std::int64_t max_seq_len() const noexcept;    ///< 0 if there are no requests
   /// Number of (query row, visible key) pairs, summed over requests; per query head. Every key of a tree counts as visible.
   std::int64_t visible_pairs() const noexcept;
+  std::int64_t visible_pairs(const Request& request) const noexcept;  ///< likewise, of one request
   /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
   KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
   /// Keys of a request that any of its rows sees, and the keys of hidden_keys() between them.

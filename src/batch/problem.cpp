@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "semantics/index_tensor.h"
 #include "semantics/latent_row.h"
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
@@ -53,29 +54,19 @@ semantics::Mask mask_of(const Problem& p, const Request& r) {
   return mask;
 }
 
-/// visible_pairs() of a request by rows: the number saturates, too.
-std::int64_t pairs_by_rows(const Problem& p, const Request& r) {
+/// Pairs of any request; saturates. Not inline: decode rows, of which steps have hundreds, need no stack.
+[[gnu::noinline]] std::int64_t pairs_of_mask(const Problem& p, const Request& r) {
   const semantics::Mask mask = mask_of(p, r);
   Wide pairs = 0;
-  for (std::int64_t i = 0; i < r.query_len; ++i) pairs += mask.count(r.first_row() + i);
+  if (p.has_shapes()) {
+    for (std::int64_t i = 0; i < r.query_len; ++i) pairs += mask.count(r.first_row() + i);
+  } else {
+    pairs = sum_clamped(r.first_row() + mask.reach.after + 1, r.query_len, r.seq_len()) -
+            sum_clamped(r.first_row() - mask.reach.before, r.query_len, r.seq_len());
+  }
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
   return pairs > kLargest ? kLargest : static_cast<std::int64_t>(pairs);
 }
-
-/// Sum of visible keys over the query rows of one request; saturates. A decode row, of which steps have hundreds, is one range.
-std::int64_t visible_pairs(const Problem& p, const Request& r) {
-  if (r.query_len == 1 && p.is_causal_at_end()) return p.sliding_window ? std::min(r.seq_len(), *p.sliding_window) : r.seq_len();
-  if (p.has_shapes()) return pairs_by_rows(p, r);
-  const semantics::Reach reach = mask_of(p, r).reach;
-  const Wide ends = sum_clamped(r.first_row() + reach.after + 1, r.query_len, r.seq_len());
-  const Wide begins = sum_clamped(r.first_row() - reach.before, r.query_len, r.seq_len());
-  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-  return ends - begins > kLargest ? kLargest : static_cast<std::int64_t>(ends - begins);
-}
-
-}  // namespace
-
-namespace {
 
 /// Bytes of a row of codes, and of its scales of blocks. A value of fp8_ds_mla ends with its scales; the RoPE part is the key's.
 std::int64_t bytes_of_row(std::int64_t dims, DType type) noexcept {
@@ -119,8 +110,13 @@ std::int64_t Problem::max_seq_len() const noexcept {
 
 std::int64_t Problem::visible_pairs() const noexcept {
   std::int64_t total = 0;
-  for (const Request& r : reqs) total += quire::visible_pairs(*this, r);
+  for (const Request& r : reqs) total += visible_pairs(r);
   return total;
+}
+
+std::int64_t Problem::visible_pairs(const Request& r) const noexcept {
+  if (r.query_len == 1 && is_causal_at_end()) return sliding_window ? std::min(r.seq_len(), *sliding_window) : r.seq_len();
+  return pairs_of_mask(*this, r);
 }
 
 KeyPositions Problem::visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept {
@@ -133,15 +129,6 @@ KeyPositions Problem::visible_keys(const Request& request) const noexcept {
   return request.query_len == 0 ? KeyPositions{} : visible_keys(request, 0, request.query_len - 1);
 }
 
-namespace {
-
-/// Entry [r, i, j] of spans.
-std::int64_t span_value(const Tensor& spans, std::int64_t r, std::int64_t i, std::int64_t j) {
-  return semantics::load_index(spans.data, spans.dtype, r * spans.stride[0] + i * spans.stride[1] + j * spans.stride[2]);
-}
-
-}  // namespace
-
 KeyPositions Problem::hidden_keys(const Request& request) const noexcept { return hidden_keys(request, 0); }
 
 KeyPositions Problem::hidden_keys(const Request& request, std::int64_t first_row) const noexcept {
@@ -151,7 +138,7 @@ KeyPositions Problem::hidden_keys(const Request& request, std::int64_t first_row
 }
 
 Span span_of(const Batch& batch, std::int64_t request, std::int64_t i) {
-  return {span_value(batch.spans, request, i, 0), span_value(batch.spans, request, i, 1)};
+  return {semantics::index_at(batch.spans, request, i, 0), semantics::index_at(batch.spans, request, i, 1)};
 }
 
 Request request_of(const Batch& batch, const Options& options, std::int64_t r) {

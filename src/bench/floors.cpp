@@ -5,25 +5,6 @@
 #include <algorithm>
 
 namespace quire {
-namespace {
-
-/// (row, key) pairs of one request.
-double visible_pairs(const Problem& p, const Request& r) {
-  if (p.has_shapes()) {
-    Problem alone = p;
-    alone.reqs = {r};
-    return static_cast<double>(alone.visible_pairs());
-  }
-  double pairs = 0;
-  for (std::int64_t i = 0; i < r.query_len; ++i) {
-    const KeyPositions keys = p.visible_keys(r, i, i);
-    pairs += static_cast<double>(keys.end - keys.begin);
-  }
-  return pairs;
-}
-
-}  // namespace
-
 namespace bench_detail {
 
 std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
@@ -62,7 +43,8 @@ Floor floor_of(const Problem& p, double read_gbs, double compute_gflops) {
   floor.compute_gflops = compute_gflops;
   for (const Request& r : p.reqs) {
     const double reading = read_gbs > 0 ? static_cast<double>(bench_detail::kv_bytes_of(p, r)) / (read_gbs * 1e9) : 0;
-    const double flops = 2.0 * static_cast<double>((p.head_dim + p.out_dim()) * p.num_q_heads) * visible_pairs(p, r);
+    const double flops =
+        2.0 * static_cast<double>((p.head_dim + p.out_dim()) * p.num_q_heads) * static_cast<double>(p.visible_pairs(r));
     const double computing = compute_gflops > 0 ? flops / (compute_gflops * 1e9) : 0;
     (reading >= computing ? floor.memory_seconds : floor.compute_seconds) += std::max(reading, computing);
   }
