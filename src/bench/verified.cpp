@@ -3,7 +3,6 @@
 #include "bench/driver.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cases/chosen_rows.h"
 
@@ -12,26 +11,6 @@ namespace {
 
 /// visible pairs x query heads x head_dim that the reference may cost: about two seconds.
 constexpr std::int64_t kBudget = 3'000'000'000;
-
-/// The rows `tokens` of a contiguous tensor, one after the other.
-std::vector<std::byte> chosen(const Tensor& t, const std::vector<std::int64_t>& tokens) {
-  if (!t.present()) return {};
-  const std::int64_t row = t.shape[0] > 0 ? t.num_elements() / t.shape[0] * itemsize(t.dtype) : 0;
-  std::vector<std::byte> bytes(tokens.size() * static_cast<std::size_t>(row));
-  std::byte* next = bytes.data();
-  for (const std::int64_t token : tokens) {
-    std::memcpy(next, static_cast<const std::byte*>(t.data) + token * row, static_cast<std::size_t>(row));
-    next += row;
-  }
-  return bytes;
-}
-
-Tensor rows_of(const Tensor& t, void* data, std::size_t rows) {
-  if (!t.present()) return t;
-  auto shape = t.shape;
-  shape[0] = static_cast<std::int64_t>(rows);
-  return Tensor::from_shape(data, t.dtype, shape, t.rank);
-}
 
 }  // namespace
 
@@ -52,9 +31,8 @@ Comparison Expected::judge(const Tensor& output, const Tensor& lse, const std::v
     cases::allow_rounded_rows(wider.reference_, query_, rounded, tokens_);
     return wider.judge(output, lse);
   }
-  if (tokens_.empty()) return compare(output, lse, reference_);
-  std::vector<std::byte> out_rows = chosen(output, tokens_), lse_rows = chosen(lse, tokens_);
-  return compare(rows_of(output, out_rows.data(), tokens_.size()), rows_of(lse, lse_rows.data(), tokens_.size()), reference_);
+  std::vector<std::byte> out_rows, lse_rows;
+  return compare(cases::rows_of(output, tokens_, out_rows), cases::rows_of(lse, tokens_, lse_rows), reference_);
 }
 
 }  // namespace quire::bench_detail

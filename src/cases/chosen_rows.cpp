@@ -3,6 +3,7 @@
 #include "cases/chosen_rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 #include <set>
 
@@ -51,6 +52,17 @@ std::vector<std::int64_t> choose_rows(const Problem& p, std::int64_t budget, std
   while (rows.size() < std::min(wanted, static_cast<std::size_t>(total)))
     rows.insert(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(total)));
   return {rows.begin(), rows.end()};
+}
+
+Tensor rows_of(const Tensor& t, const std::vector<std::int64_t>& tokens, std::vector<std::byte>& bytes) {
+  if (!t.present() || tokens.empty()) return t;
+  const auto row = static_cast<std::size_t>(t.num_elements() / t.shape[0] * itemsize(t.dtype));
+  bytes.resize(tokens.size() * row);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    std::memcpy(bytes.data() + i * row, static_cast<const std::byte*>(t.data) + static_cast<std::size_t>(tokens[i]) * row, row);
+  auto shape = t.shape;
+  shape[0] = static_cast<std::int64_t>(tokens.size());
+  return Tensor::from_shape(bytes.data(), t.dtype, shape, t.rank);
 }
 
 std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem) {

@@ -3,6 +3,7 @@
 // verify() and bench() choose rows, and widen tolerances, by these functions alone.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +16,9 @@ namespace quire::cases {
 /// A stratified choice of rows worth `budget`: the first, second and last of every request, all rows of short requests, rows at
 /// borders of pages and of tiles of 64, random ones for the rest. Ascending. Empty if the budget pays for all rows.
 std::vector<std::int64_t> choose_rows(const Problem& problem, std::int64_t budget, std::uint64_t seed);
+
+/// The rows `tokens` of a contiguous tensor, one after the other in `bytes`; without tokens the tensor as it is.
+Tensor rows_of(const Tensor& t, const std::vector<std::int64_t>& tokens, std::vector<std::byte>& bytes);
 
 /// Returns, for every row of a problem, whether the plan rounds its softmax weights to the type of the query.
 std::vector<bool> rounded_rows(const Plan& plan, const Problem& problem);

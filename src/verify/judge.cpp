@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 
+#include "cases/chosen_rows.h"
 #include "cases/device_case.h"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
@@ -39,18 +40,8 @@ std::uint64_t hash_of_inputs(const Case& c) {
   return hash;
 }
 
-/// The rows of a contiguous tensor that were chosen, one after the other.
-std::vector<std::byte> chosen(const std::vector<std::byte>& all, const std::vector<std::int64_t>& tokens, std::size_t row_bytes) {
-  std::vector<std::byte> some(tokens.size() * row_bytes);
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    std::memcpy(some.data() + i * row_bytes, all.data() + static_cast<std::size_t>(tokens[i]) * row_bytes, row_bytes);
-  return some;
-}
-
-Tensor with_data(const Tensor& like, const std::vector<std::byte>& bytes, std::int64_t rows) {
-  std::array<std::int64_t, Tensor::kMaxRank> shape = like.shape;
-  shape[0] = rows;
-  return Tensor::from_shape(const_cast<std::byte*>(bytes.data()), like.dtype, shape, like.rank);
+Tensor with_data(const Tensor& like, const std::vector<std::byte>& bytes) {
+  return Tensor::from_shape(const_cast<std::byte*>(bytes.data()), like.dtype, like.shape, like.rank);
 }
 
 /// "12 of 448 elements change, first output[token 3, head 1, dim 0]: 0.5 -> nan".
@@ -136,7 +127,7 @@ Written Judge::call(const AttendCase& attend, Spread spread) const {
   return w;
 }
 
-Tensor Judge::output() const { return with_data(p_.c.batch.output, first_.out, p_.c.batch.output.shape[0]); }
+Tensor Judge::output() const { return with_data(p_.c.batch.output, first_.out); }
 
 bool Judge::moved_an_element() const {
   if (!first_.status.ok()) return true;
@@ -190,15 +181,10 @@ void Judge::on_zeros() {
 
 void Judge::judge_values(const Written& w, const std::string& values_check, const std::string& lse_check) {
   const Tensor& like = p_.c.batch.output;
-  const std::int64_t rows = p_.expected.num_tokens;
-  const auto row_bytes = static_cast<std::size_t>(like.shape[1] * like.shape[2] * itemsize(like.dtype));
-  const auto lse_bytes = static_cast<std::size_t>(like.shape[1]) * sizeof(float);
-  const bool all = p_.tokens.empty();
-  const std::vector<std::byte> out = all ? std::vector<std::byte>() : chosen(w.out, p_.tokens, row_bytes);
-  const Tensor output = with_data(like, all ? w.out : out, rows);
-  const Comparison values = compare(output, {}, p_.expected);
+  std::vector<std::byte> out_rows, lse_rows;
+  const Comparison values = compare(cases::rows_of(with_data(like, w.out), p_.tokens, out_rows), {}, p_.expected);
   report(values_check, values.ok ? CheckState::pass : CheckState::fail, finding(values, p_.tokens), values.worst_ratio);
-  if (!all && values.ok) {
+  if (!p_.tokens.empty() && values.ok) {
     // Rows that are not compared are at least finite: their data is.
     const std::int64_t n = num_request_rows(p_.c.batch) * like.shape[1] * like.shape[2];
     for (std::int64_t i = 0; i < n; ++i)
@@ -213,8 +199,8 @@ void Judge::judge_values(const Written& w, const std::string& values_check, cons
     const auto skipped = target_.skip.find("lse");
     return skip(lse_check, skipped != target_.skip.end() ? skipped->second : "the case asks for none");
   }
-  const std::vector<std::byte> lse = all ? std::vector<std::byte>() : chosen(w.lse, p_.tokens, lse_bytes);
-  const Comparison logs = compare_lse(with_data(p_.c.batch.lse, all ? w.lse : lse, rows), p_.expected);
+  const Tensor lse = with_data(p_.c.batch.lse, w.lse);
+  const Comparison logs = compare_lse(cases::rows_of(lse, p_.tokens, lse_rows), p_.expected);
   report(lse_check, logs.ok ? CheckState::pass : CheckState::fail, finding(logs, p_.tokens), logs.worst_ratio);
 }
 
