@@ -26,16 +26,6 @@ std::vector<int> thread_counts(const std::vector<BenchVariant>& variants) {
   return counts;
 }
 
-Result<std::vector<Entry>> entries_of(std::span<const BenchInput> inputs, std::int64_t l3_bytes, std::int64_t cold) {
-  std::vector<Entry> entries;
-  for (const BenchInput& input : inputs) {
-    Result<Entry> entry = bench_detail::entry_of(input, l3_bytes, cold);
-    if (!entry.ok()) return entry.status();
-    entries.push_back(std::move(entry).value());
-  }
-  return entries;
-}
-
 /// Measures at the start and at the end; the memory lives for the whole run.
 class CeilingRun {
  public:
@@ -67,7 +57,7 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
   BenchReport report;
   report.machine = bench_machine();
   const std::int64_t cold = bench_detail::cold_bytes(report.machine);
-  const Result<std::vector<Entry>> entries = entries_of(inputs, report.machine.l3_bytes, cold);
+  const Result<std::vector<Entry>> entries = bench_detail::entries_of(inputs, report.machine.l3_bytes, cold);
   if (!entries.ok()) return entries.status();
   bool stopped = false;
   const auto say = [&](const std::string& what) {

@@ -253,8 +253,7 @@ BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expecte
 
 Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const std::vector<BenchVariant>& variants,
                                     const BenchOptions& options, const std::function<bool(const std::string&)>& say) {
-  BenchCaseResult result;
-  if (!say("making the data")) return result;
+  if (!say("making the data")) return BenchCaseResult{};
   const Result<Case> c = case_of(entry);
   if (!c.ok()) return c.status();
   const Result<DeviceCase> there = DeviceCase::upload(c.value(), gpu.memory);
@@ -262,12 +261,7 @@ Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const st
   std::vector<DeviceBytes> owners;
   const Result<std::vector<KVCache>> caches = copies_of(c.value(), there.value(), gpu, entry.copies, owners);
   if (!caches.ok()) return caches.status();
-  result.name = entry.input.name;
-  result.line = entry.input.capture.empty() ? entry.input.line : to_string(entry.problem);
-  result.kv_bytes = kv_bytes_of(entry.problem);
-  result.flops = floor_of(entry.problem, 0, 1e-9).compute_seconds;  // FLOPs at one FLOP per second
-  result.copies = static_cast<std::int64_t>(caches->size());
-  result.working_set_bytes = result.copies * result.kv_bytes;
+  BenchCaseResult result = untimed(entry, std::ssize(caches.value()));
   std::vector<DeviceLane> lanes = lanes_of<DeviceLane>(
       variants, [&](const BenchVariant& variant) { return DeviceLane::make(there.value(), gpu, variant); }, result);
   time_in_turns(lanes, caches.value(), options.seconds, [&] { return say("timing on the device"); });
@@ -291,14 +285,11 @@ Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const Benc
   BenchReport report;
   report.machine = machine_of(gpu->device);
   const std::int64_t cold = cold_bytes(report.machine);
-  std::vector<Entry> entries;
+  const Result<std::vector<Entry>> made = entries_of(inputs, report.machine.l2_bytes, cold);
+  if (!made.ok()) return made.status();
+  const std::vector<Entry>& entries = made.value();
   std::vector<std::int64_t> sets;
-  for (const BenchInput& input : inputs) {
-    Result<Entry> entry = entry_of(input, report.machine.l2_bytes, cold);
-    if (!entry.ok()) return entry.status();
-    sets.push_back(entry->working_set());
-    entries.push_back(std::move(entry).value());
-  }
+  for (const Entry& entry : entries) sets.push_back(entry.working_set());
   BenchOptions whole = options;
   whole.threads = {kWholeDevice};
   const std::vector<BenchVariant> variants = variants_of(whole, 1);

@@ -46,6 +46,26 @@ void judge(BenchResult& r, const Lane& lane, const Expected& expected) {
   if (!comparison.ok) r.reason = comparison.text;
 }
 
+/// Parses a line, or reads a capture for its shape.
+Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold) {
+  Entry entry;
+  entry.input = input;
+  if (input.capture.empty()) {
+    const Result<ProblemLine> line = parse_problem_line(input.line);
+    if (!line.ok()) return line.status();
+    entry.problem = line->problem;
+    entry.seed = line->seed;
+    entry.input.line = to_string(line.value());  // canonical text, so that reports can be compared
+  } else {
+    const Result<Case> c = read_capture(input.capture);
+    if (!c.ok()) return c.status();
+    if (const Findings found = check(c->batch, c->cache, c->options, Depth::tables); !found.ok()) return found.status();
+    entry.problem = problem_of(c->batch, c->cache, c->options);
+  }
+  entry.copies = copies_for(kv_bytes_of(entry.problem), l3_bytes, cold);
+  return entry;
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -66,23 +86,14 @@ Result<Case> case_of(const Entry& entry) {
 
 std::int64_t Entry::working_set() const { return copies * kv_bytes_of(problem); }
 
-Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold) {
-  Entry entry;
-  entry.input = input;
-  if (input.capture.empty()) {
-    const Result<ProblemLine> line = parse_problem_line(input.line);
-    if (!line.ok()) return line.status();
-    entry.problem = line->problem;
-    entry.seed = line->seed;
-    entry.input.line = to_string(line.value());  // canonical text, so that reports can be compared
-  } else {
-    const Result<Case> c = read_capture(input.capture);
-    if (!c.ok()) return c.status();
-    if (const Findings found = check(c->batch, c->cache, c->options, Depth::tables); !found.ok()) return found.status();
-    entry.problem = problem_of(c->batch, c->cache, c->options);
+Result<std::vector<Entry>> entries_of(std::span<const BenchInput> inputs, std::int64_t l3_bytes, std::int64_t cold) {
+  std::vector<Entry> entries;
+  for (const BenchInput& input : inputs) {
+    Result<Entry> entry = entry_of(input, l3_bytes, cold);
+    if (!entry.ok()) return entry.status();
+    entries.push_back(std::move(entry).value());
   }
-  entry.copies = copies_for(kv_bytes_of(entry.problem), l3_bytes, cold);
-  return entry;
+  return entries;
 }
 
 std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores) {
@@ -104,21 +115,26 @@ std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores) {
   return variants;
 }
 
+BenchCaseResult untimed(const Entry& entry, std::int64_t copies) {
+  BenchCaseResult result;
+  result.name = entry.input.name;
+  result.line = entry.input.capture.empty() ? entry.input.line : to_string(entry.problem);
+  result.kv_bytes = kv_bytes_of(entry.problem);
+  result.flops = floor_of(entry.problem, 0, 1e-9).compute_seconds;  // FLOPs at one FLOP per second
+  result.copies = copies;
+  result.working_set_bytes = copies * result.kv_bytes;
+  return result;
+}
+
 Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
                                  const std::function<bool(const std::string&)>& say) {
   if (!say("making the data")) return BenchCaseResult{};
   const Result<Case> made = case_of(entry);
   if (!made.ok()) return made.status();
   const Case& c = made.value();
-  BenchCaseResult result;
-  result.name = entry.input.name;
-  result.line = entry.input.capture.empty() ? entry.input.line : to_string(entry.problem);
-  result.kv_bytes = kv_bytes_of(entry.problem);
-  result.flops = floor_of(entry.problem, 0, 1e-9).compute_seconds;  // FLOPs at one FLOP per second
   Rotation rotation(c.cache, entry.copies);
   if (!rotation.ok()) return Status(Code::out_of_memory, "bench: not enough memory for a copy of the cache");
-  result.copies = rotation.copies();
-  result.working_set_bytes = result.copies * result.kv_bytes;
+  BenchCaseResult result = untimed(entry, rotation.copies());
 
   std::vector<Lane> lanes = lanes_of<Lane>(variants, [&](const BenchVariant& variant) { return Lane::make(c, variant); }, result);
   std::string what = "timing";

@@ -23,8 +23,11 @@ struct Entry {
   std::int64_t copies = 1;
   std::int64_t working_set() const;
 };
-/// Parses a line, or reads a capture for its shape.
-Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold);
+/// Parses lines, and reads captures for their shapes.
+Result<std::vector<Entry>> entries_of(std::span<const BenchInput> inputs, std::int64_t l3_bytes, std::int64_t cold);
+
+/// What a case's result says before anything is timed.
+BenchCaseResult untimed(const Entry& entry, std::int64_t copies);
 
 /// The data of an entry.
 Result<Case> case_of(const Entry& entry);
