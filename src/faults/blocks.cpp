@@ -37,8 +37,7 @@ Suspects sides_of(const Clues& e, const char* why_not, bool (*may)(const Facts&,
   if (k && v) add("K and V", true, true);
   if (k) add("K only", true, false);
   if (v) add("V only", false, true);
-  if (s.list.empty()) s.why_not = why_not;
-  return s;
+  return std::move(s).or_why_not(why_not);
 }
 
 bool any_side(const Facts&, Side) { return true; }

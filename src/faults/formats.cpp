@@ -42,8 +42,7 @@ Suspects misread(const Clues& e, const Reader& reader, const std::string& detail
            return wrong ? decode(data, at, values) : before(side, data, at, values);
          })});
   }
-  if (s.list.empty()) s.why_not = of_key ? kOneKey : why_not;
-  return s;
+  return std::move(s).or_why_not(of_key ? kOneKey : why_not);
 }
 
 /// `wrong(stored)` is the type that codes are taken for; none: the fault says nothing of the stored type.

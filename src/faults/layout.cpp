@@ -56,8 +56,7 @@ Suspects another_layout(const Clues& e) {
     if (!differs(f, wrong)) continue;
     s.list.push_back({formatted("{} read as {}", name(f.cache.layout), name(layout)), elements(wrong)});
   }
-  if (s.list.empty()) s.why_not = "one KV head or one token per page: all layouts are the same";
-  return s;
+  return std::move(s).or_why_not("one KV head or one token per page: all layouts are the same");
 }
 
 Suspects wrong_x(const Clues& e) {
@@ -71,8 +70,7 @@ Suspects wrong_x(const Clues& e) {
     const Elements wrong = as(CacheLayout::packed, f.num_kv_heads, f.page_size, dims_of(f), x);
     if (differs(f, wrong)) s.list.push_back({formatted("x = {} instead of {}", x, f.cache.k.shape[4]), elements(wrong)});
   }
-  if (s.list.empty()) s.why_not = "no other x fits, or one token per page: x does not matter";
-  return s;
+  return std::move(s).or_why_not("no other x fits, or one token per page: x does not matter");
 }
 
 Suspects packed_v(const Clues& e) {

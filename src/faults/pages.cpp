@@ -49,8 +49,7 @@ Suspects neighbour_request(const Clues& e) {
     const Table wrong = [f, n, by](std::int64_t r, std::int64_t j) { return f->page((r + by + n) % n, j); };
     if (differs(*f, wrong)) s.list.push_back({by == 1 ? "the next one's" : "the previous one's", table(wrong)});
   }
-  if (s.list.empty()) s.why_not = "the rows of all requests hold the same pages";
-  return s;
+  return std::move(s).or_why_not("the rows of all requests hold the same pages");
 }
 
 Suspects first_request(const Clues& e) {
@@ -66,8 +65,7 @@ Suspects shifted(const Clues& e) {
     const Table wrong = [f, by](std::int64_t r, std::int64_t j) { return f->page(r, std::max<std::int64_t>(j + by, 0)); };
     if (differs(*f, wrong)) s.list.push_back({by == 1 ? "column j + 1" : "column j - 1", table(wrong)});
   }
-  if (s.list.empty()) s.why_not = any_cached(*f) ? "no request reads a second page" : kNotCached;
-  return s;
+  return std::move(s).or_why_not(any_cached(*f) ? "no request reads a second page" : kNotCached);
 }
 
 Suspects first_page(const Clues& e) {
@@ -104,10 +102,8 @@ Suspects swapped_pages(const Clues& e) {
                         })});
     }
   }
-  if (s.list.empty())
-    s.why_not = any ? "no mask falls between two pages, and there is no ALiBi: their order does not matter"
-                    : "no request reads two pages";
-  return s;
+  return std::move(s).or_why_not(any ? "no mask falls between two pages, and there is no ALiBi: their order does not matter"
+                                     : "no request reads two pages");
 }
 
 Suspects reversed(const Clues& e) {
@@ -134,8 +130,7 @@ Suspects ignored_pages(const Clues& e) {
   const Table padded = [f](std::int64_t r, std::int64_t j) { return r * f->max_pages_per_req + j; };
   if (differs(*f, packed)) s.list.push_back({"pages of a request follow each other, requests too", table(packed)});
   if (differs(*f, padded)) s.list.push_back({"request r starts at page r * max_pages_per_req", table(padded)});
-  if (s.list.empty()) s.why_not = "the pages lie in order";
-  return s;
+  return std::move(s).or_why_not("the pages lie in order");
 }
 
 /// Rows of the table addressed as if they were as long as the longest request needs.
@@ -163,8 +158,7 @@ Suspects narrow_ids(const Clues& e) {
   add("int8", [](std::int64_t id) -> std::int64_t { return static_cast<std::int8_t>(id); });
   add("uint16", [](std::int64_t id) -> std::int64_t { return static_cast<std::uint16_t>(id); });
   add("int16", [](std::int64_t id) -> std::int64_t { return static_cast<std::int16_t>(id); });
-  if (s.list.empty()) s.why_not = any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCached;
-  return s;
+  return std::move(s).or_why_not(any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCached);
 }
 
 /// Another page size: position / size and position % size with the same table.
@@ -200,8 +194,7 @@ Suspects shift_for_size(const Clues& e) {
   Suspects s;
   for (const std::int64_t size : {floor_power_of_two(f->page_size), ceil_power_of_two(f->page_size)})
     if (size_shows(*f, size)) s.list.push_back(sized(size, formatted("as if it were {}", size)));
-  if (s.list.empty()) s.why_not = "no row reads past the first page";
-  return s;
+  return std::move(s).or_why_not("no row reads past the first page");
 }
 
 Suspects other_size(const Clues& e) {
@@ -216,8 +209,7 @@ Suspects other_size(const Clues& e) {
     if (size < 1 || size == f->page_size || known || !size_shows(*f, size)) continue;
     s.list.push_back(sized(size, formatted("page_size {} instead of {}", size, f->page_size)));
   }
-  if (s.list.empty()) s.why_not = "no row reads past the first page";
-  return s;
+  return std::move(s).or_why_not("no row reads past the first page");
 }
 
 Suspects slots_reversed(const Clues& e) {

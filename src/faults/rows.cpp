@@ -82,8 +82,7 @@ Suspects partial_tile(const Clues& e) {
     s.list.push_back(skips(formatted("tiles of {} rows", tile),
                            [tile](const Row& r) { return row_in_request(r) >= r.query_len / tile * tile; }));
   }
-  if (s.list.empty()) s.why_not = "no request has more rows than a tile of 2, 4, ... 128 and a partial last one";
-  return s;
+  return std::move(s).or_why_not("no request has more rows than a tile of 2, 4, ... 128 and a partial last one");
 }
 
 Suspects heads_past_cap(const Clues& e) {
@@ -168,8 +167,7 @@ Suspects reordered(const Clues& e) {
   add("shortest sequence first",
       [&](std::int64_t a, std::int64_t b) { return f.seq_lens[Facts::at(a)] < f.seq_lens[Facts::at(b)]; });
   add("last request first", [](std::int64_t a, std::int64_t b) { return a > b; });
-  if (s.list.empty()) s.why_not = "fewer than two requests have rows";
-  return s;
+  return std::move(s).or_why_not("fewer than two requests have rows");
 }
 
 Suspects neighbour_head(const Clues& e) {

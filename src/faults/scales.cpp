@@ -82,8 +82,7 @@ Find either(const Wrong& wrong, const char* why_not) {
     if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true)});
     if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false)});
     if (v) s.list.push_back({"v_scale", replaced(f, wrong, /*key=*/false, /*value=*/true)});
-    if (s.list.empty()) s.why_not = why_not;
-    return s;
+    return std::move(s).or_why_not(why_not);
   };
 }
 

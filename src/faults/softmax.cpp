@@ -55,8 +55,7 @@ Suspects not_rescaled(const Clues& e) {
       s.list.push_back(
           {formatted("{}, tiles of {} keys", denominator_too ? "output and denominator" : "output only", tile), plant});
     }
-  if (s.list.empty()) s.why_not = "no row sees keys of two tiles of 16 or more: the maximum is known before the first sum";
-  return s;
+  return std::move(s).or_why_not("no row sees keys of two tiles of 16 or more: the maximum is known before the first sum");
 }
 
 /// A kernel whose sum starts at 1 and maximum at 0, which nothing forgets later.

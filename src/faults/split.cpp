@@ -22,8 +22,7 @@ Find for_sizes(std::function<Plant(std::int64_t size)> make) {
     Suspects s;
     for (const std::int64_t size : kSizes)
       if (spans(e.facts, size)) s.list.push_back({formatted("splits of {} keys", size), make(size)});
-    if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
-    return s;
+    return std::move(s).or_why_not(formatted("no row sees keys of two splits of {} or more", kSizes[0]));
   };
 }
 
@@ -49,8 +48,7 @@ Suspects other_dropped(const Clues& e) {
            drop_split([size, index](const Row& r, std::int64_t split) { return split == index && split != last_split(r, size); },
                       size)});
     }
-  if (s.list.empty()) s.why_not = formatted("no row sees keys of two splits of {} or more", kSizes[0]);
-  return s;
+  return std::move(s).or_why_not(formatted("no row sees keys of two splits of {} or more", kSizes[0]));
 }
 
 /// The share of each split in the result, from their lse; may leave them unnormalised.
@@ -139,8 +137,7 @@ Suspects empty_is_nan(const Clues& e) {
                         if (has_empty(r.seq_len, r.q_pos)) std::fill(result.out.begin(), result.out.end(), kNaN);
                       })});
   }
-  if (s.list.empty()) s.why_not = formatted("every row sees a key of every split of {} or more", kSizes[0]);
-  return s;
+  return std::move(s).or_why_not(formatted("every row sees a key of every split of {} or more", kSizes[0]));
 }
 
 bool merges_context(const Facts& f, const Row& r) { return f.first_key(r.q_pos) < r.context_len(); }

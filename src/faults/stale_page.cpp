@@ -183,8 +183,7 @@ Suspects stale_page(const Clues& e) {
     for (const Search::Found& found : Search(e.facts, sample).best())
       s.list.push_back(stale(e.facts, req, found.column, found.page));
   }
-  if (s.list.empty()) s.why_not = "no page of the cache in place of another one brings a wrong row closer";
-  return s;
+  return std::move(s).or_why_not("no page of the cache in place of another one brings a wrong row closer");
 }
 
 }  // namespace

@@ -24,8 +24,7 @@ Suspects off_by_one_row(const Clues& e) {
     for (std::size_t i = 1; i + 1 < seen.size(); ++i) seen[i] = std::clamp<std::int64_t>(seen[i] + by, 0, f.num_tokens);
     if (seen != f.query_start_loc) s.list.push_back(std::move(starts_seen(e, std::move(seen)).list.front()));
   }
-  if (s.list.empty()) s.why_not = "no request starts inside the batch";
-  return s;
+  return std::move(s).or_why_not("no request starts inside the batch");
 }
 
 Suspects padded(const Clues& e) {
@@ -71,8 +70,7 @@ Suspects of_neighbour(const Clues& e) {
     if (!any_request(f, [&](std::int64_t r) { return seen[Facts::at(r)] != f.seq_lens[Facts::at(r)]; })) continue;
     s.list.push_back(std::move(seq_lens_seen(e, std::move(seen)).list.front()));
   }
-  if (s.list.empty()) s.why_not = "all seq_lens are the same";
-  return s;
+  return std::move(s).or_why_not("all seq_lens are the same");
 }
 
 }  // namespace

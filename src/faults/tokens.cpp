@@ -30,8 +30,7 @@ Suspects last_keys(const Clues& e) {
   for (const std::int64_t n : counts)
     if (n < most)
       s.list.push_back({formatted("the last {}", n), without([n](const Row& r, std::int64_t k) { return k >= r.seq_len - n; })});
-  if (s.list.empty()) s.why_not = "every sequence has one token";
-  return s;
+  return std::move(s).or_why_not("every sequence has one token");
 }
 
 Suspects first_key(const Clues& e) {
@@ -64,8 +63,7 @@ Suspects partial_tile_tokens(const Clues& e) {
     s.list.push_back({formatted("tiles of {} keys", tile),
                       without([tile](const Row& r, std::int64_t k) { return k >= r.seq_len / tile * tile; })});
   }
-  if (s.list.empty()) s.why_not = "no sequence ends in a partial tile of 4 to 128 keys";
-  return s;
+  return std::move(s).or_why_not("no sequence ends in a partial tile of 4 to 128 keys");
 }
 
 Suspects max_seq_len(const Clues& e) {
@@ -101,8 +99,7 @@ Suspects slot_of_page(const Clues& e) {
     s.list.push_back(
         {slot == 0 ? "the first" : "the last", without([page, slot](const Row&, std::int64_t k) { return k % page == slot; })});
   }
-  if (s.list.empty()) s.why_not = "no row sees the first or last slot of a page";
-  return s;
+  return std::move(s).or_why_not("no row sees the first or last slot of a page");
 }
 
 /// Positions past seq_len up to the end of its page, for rows at the end of a cached sequence.
