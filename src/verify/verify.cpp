@@ -103,35 +103,33 @@ Status check_names_of(const VerifyOptions& options) {
   return {};
 }
 
-/// The matrices' lines, as a target takes them that has never heard of padding rows.
-void drop_padding(std::vector<Entry>& entries) {
-  for (Entry& entry : entries) {
-    entry.line.problem.padding = Padding::refused;
-    entry.line.problem.num_padding_rows = 0;
+/// Drops entries for which `has` is true. Random lines stay, and `remove` takes from them what the target does not know.
+template <typename Has, typename Remove>
+void drop_but_random(std::vector<Entry>& entries, Has&& has, Remove&& remove) {
+  std::erase_if(entries, [&](const Entry& entry) { return entry.matrix != "random" && has(entry); });
+  for (Entry& entry : entries) remove(entry.line);
+}
+
+/// The matrices' lines, as a target takes them that knows no padding rows, no masks, no V of its own kind.
+void keep_what_target_knows(std::vector<Entry>& entries, const Target& target, const VerifyOptions& options) {
+  const auto drop = [&entries](auto&& of) { std::erase_if(entries, of); };
+  const auto is_of_latent_rows = [](const Entry& entry) { return entry.line.problem.kv_dtype == DType::fp8_ds_mla; };
+  if (!target.padding)
+    for (Entry& entry : entries) entry.line.problem.padding = Padding::refused, entry.line.problem.num_padding_rows = 0;
+  if (!target.masks)  // hazards of masks mean nothing without masks
+    drop_but_random(
+        entries, [](const Entry& entry) { return has_masks(entry.line.problem) || entry.shard.world > 1; },
+        [](ProblemLine& line) { remove_masks(line.problem); });
+  if (!target.v_head_dim) {
+    drop(is_of_latent_rows);  // which have no other V
+    drop_but_random(entries, [](const Entry& entry) { return has_own_v(entry.line); }, remove_own_v);
   }
-}
-
-/// Drops hazards of masks, which mean nothing without masks, and removes the masks of random lines.
-void drop_masks(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) {
-    return (has_masks(entry.line.problem) && entry.matrix != "random") || entry.shard.world > 1;
-  });
-  for (Entry& entry : entries) remove_masks(entry.line.problem);
-}
-
-/// Drops hazards of a V with its own head_dim, and gives random lines a V like K.
-void drop_own_v(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) {
-    const bool of_format = entry.line.problem.kv_dtype == DType::fp8_ds_mla;  // has no other V
-    return has_own_v(entry.line) && (of_format || entry.matrix != "random");
-  });
-  for (Entry& entry : entries) remove_own_v(entry.line);
-}
-
-/// Drops hazards of a V of another type than K's, and gives random lines a V of K's type.
-void drop_unlike_types(std::vector<Entry>& entries) {
-  std::erase_if(entries, [](const Entry& entry) { return has_unlike_types(entry.line) && entry.matrix != "random"; });
-  for (Entry& entry : entries) remove_unlike_types(entry.line);
+  if (!target.eight_bit_rows && options.types.empty())  // a target that takes 8-bit queries is asked for them by types, too
+    drop([](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
+  if (!target.unlike_types)
+    drop_but_random(entries, [](const Entry& entry) { return has_unlike_types(entry.line); }, remove_unlike_types);
+  if (!target.block_scales) drop([](const Entry& entry) { return entry.line.problem.has_block_scales(); });
+  if (!target.token_scales) drop([](const Entry& entry) { return has_own_scales(entry.line.problem); });
 }
 
 Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
@@ -139,15 +137,7 @@ Result<Suite> suite_of(const Target& target, const VerifyOptions& options) {
   Suite suite;
   for (const std::string& name : options.matrices)
     if (Status s = add_matrix(suite.entries, name, options); !s.ok()) return s;
-  const auto drop = [&suite](auto&& of) { std::erase_if(suite.entries, of); };
-  if (!target.padding) drop_padding(suite.entries);
-  if (!target.masks) drop_masks(suite.entries);
-  if (!target.v_head_dim) drop_own_v(suite.entries);
-  if (!target.eight_bit_rows && options.types.empty())  // a target that takes 8-bit queries is asked for them by types, too
-    drop([](const Entry& entry) { return has_eight_bit_rows(entry.line.problem); });
-  if (!target.unlike_types) drop_unlike_types(suite.entries);
-  if (!target.block_scales) drop([](const Entry& entry) { return entry.line.problem.has_block_scales(); });
-  if (!target.token_scales) drop([](const Entry& entry) { return has_own_scales(entry.line.problem); });
+  keep_what_target_knows(suite.entries, target, options);
   if (options.supports && !suite.entries.empty())
     if (Status s = bring_into_form(suite, options); !s.ok()) return s;
   for (const std::string& text : options.lines) {
