@@ -43,15 +43,9 @@ json shown(const Error& error) {
 
 /// The judgement of compare(), as a number.
 Error judge(double observed, double expected, double tolerance, double overflow) {
-  const Error fine{0, 0}, wrong_class{1, -1};
-  if (std::isnan(expected) || std::isnan(observed)) return std::isnan(expected) && std::isnan(observed) ? fine : wrong_class;
-  if (observed == expected) return fine;
-  const double slack = std::isfinite(tolerance) ? tolerance : 0.0;
-  if (std::isinf(observed)) {
-    const bool may_overflow = std::fabs(expected) + slack >= overflow && std::signbit(observed) == std::signbit(expected);
-    return may_overflow ? fine : wrong_class;
-  }
-  if (std::fabs(expected) - slack >= overflow) return wrong_class;
+  using numerics::ElementVerdict;
+  if (numerics::judge(observed, expected, tolerance, overflow) == ElementVerdict::wrong_class) return {1, -1};
+  if (std::isnan(expected) || std::isinf(observed) || observed == expected) return {0, 0};
   const double ratio = std::fabs(observed - expected) / tolerance;
   return {0, std::isnan(ratio) ? 0.0 : std::min(ratio, 1e300)};
 }
