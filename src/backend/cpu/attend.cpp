@@ -5,12 +5,13 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <string>
 
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/entry.h"
 #include "backend/cpu/fp8_tables.h"
-#include "backend/cpu/padding.h"
 #include "backend/cpu/parallel.h"
 #include "plan/fits.h"
 #include "plan/this_cpu.h"
@@ -206,6 +207,28 @@ Status run_items(const Plan& plan, const AttendArgs& args, float* workspace, Exe
 
 Executor& executor_of(const AttendOptions& attend_options) {
   return attend_options.executor != nullptr ? *attend_options.executor : default_executor();
+}
+
+/// All bits 0 are the number 0 in every type that an output may have.
+void zero_row(const Tensor& output, std::int64_t row, std::int64_t head) {
+  const auto size = itemsize(output.dtype);
+  std::byte* at = static_cast<std::byte*>(output.data) + (row * output.stride[0] + head * output.stride[1]) * size;
+  if (output.stride[2] == 1) {
+    std::memset(at, 0, static_cast<std::size_t>(output.shape[2] * size));
+    return;
+  }
+  for (std::int64_t d = 0; d < output.shape[2]; ++d)
+    std::memset(at + d * output.stride[2] * size, 0, static_cast<std::size_t>(size));
+}
+
+/// Output 0 and lse -inf in rows [first, num_tokens): those behind the last start, where the batch asks for zeros.
+void zero_rows(const Tensor& output, const Tensor& lse, std::int64_t first) {
+  for (std::int64_t row = first; row < output.shape[0]; ++row)
+    for (std::int64_t head = 0; head < output.shape[1]; ++head) {
+      zero_row(output, row, head);
+      if (lse.present())
+        static_cast<float*>(lse.data)[row * lse.stride[0] + head * lse.stride[1]] = -std::numeric_limits<float>::infinity();
+    }
 }
 
 }  // namespace
