@@ -14,7 +14,7 @@
 namespace quire::hip {
 
 using Error = int;  ///< hipError_t
-constexpr Error kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100;
+constexpr Error kSuccess = 0, kOutOfMemory = 2;
 
 enum MemcpyKind : int { kHostToDevice = 1, kDeviceToHost = 2 };  ///< hipMemcpyKind
 
