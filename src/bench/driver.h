@@ -26,7 +26,7 @@ struct Entry {
 /// Parses lines, and reads captures for their shapes.
 Result<std::vector<Entry>> entries_of(std::span<const BenchInput> inputs, std::int64_t l3_bytes, std::int64_t cold);
 
-/// What a case's result says before anything is timed.
+/// Result of a case before anything is timed.
 BenchCaseResult untimed(const Entry& entry, std::int64_t copies);
 
 /// The data of an entry.

@@ -55,7 +55,7 @@ class Reader {
   bool flag(std::string_view member, std::int64_t value) { return within(member, value, 0, 1) == 1; }
   Tensor tensor(std::string_view member, const quire_tensor& t);
   const Status& status() const { return status_; }
-  /// What was read, or the first failure.
+  /// The value that was read, or the first failure.
   template <typename T>
   Result<T> result(T read) const {
     if (!status_.ok()) return status_;

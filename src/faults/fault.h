@@ -53,7 +53,7 @@ struct Suspect {
 struct Suspects {
   std::vector<Suspect> list;  ///< the first is the one that is planted as a mutant
   std::string why_not;
-  /// Gives the reason if there are none.
+  /// Sets the reason if there are none.
   Suspects or_why_not(std::string why) && {
     if (list.empty()) why_not = std::move(why);
     return std::move(*this);
