@@ -188,9 +188,11 @@ LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 96, "prefill B?[Ff]16 masks (1
                "decode B?[Ff]16 PackedTiles 128 32": 64, "decode B?[Ff]16 PackedFp8Tiles 128 32": 40,
                "decode B?[Ff]16 Packed(Fp8)?Tiles 64 32": 32, "decode B?[Ff]16 Packed(Fp8)?Tiles 256 16": 40,
                "decode B?[Ff]16 Packed(Fp8)?Tiles 256 8": 24,
-               # Outside the loop over tiles: the place of a tile's values where this step's rows and packed ones meet.
-               "prefill B?[Ff]16 packed (128|256)": 64, "prefill B?[Ff]16 packed codes (128|256)": 96,
-               "prefill B?[Ff]16 codes (128|256)": 8,
+               # Outside the loops over tiles: facts of a job, and the place of a tile's values where this step's rows and packed
+               # ones meet.
+               "prefill B?[Ff]16 packed (128|256)": 80, "prefill B?[Ff]16 packed codes (128|256)": 128,
+               "prefill B?[Ff]16 packed codes 64": 16, "prefill B?[Ff]16 codes (128|256)": 16,
+               "prefill B?[Ff]16 tall 64": 8,  # the producers', of 32 registers a thread
                # The producers', of 40 registers a thread, where they copy key by key.
                "mla B?[Ff]16": 16}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
@@ -202,15 +204,16 @@ NEEDED = {"decode": ("HGMMA", "UTMALDG"), "prefill": ("HGMMA", "UTMALDG"), "mla"
 
 def short_name(mangled: str) -> str:
     """attend_decode<Bf16, PlainTiles<Bf16, 128>> as decode Bf16 PlainTiles 128, attend_prefill<Bf16, Memory<128, CacheKind::codes,
-    128, false>> as prefill Bf16 codes 128, attend_cluster<CodeUnit<F16, 64, true>> as cluster F16 CodeUnit 64 true."""
+    128, false, false>> as prefill Bf16 codes 128, attend_cluster<CodeUnit<F16, 64, true>> as cluster F16 CodeUnit 64 true."""
     kernel = re.search(r"attend_(decode|prefill|mla|cluster)|(merge_mla)", mangled)
     words = re.findall(r"(F16|Bf16|PlainTiles|Fp8Tiles|PackedTiles|PackedFp8Tiles|PlainUnit|CodeUnit)(?=[EI])", mangled)
     kind = re.search(r"CacheKindE(\d)E", mangled)
     codes = ["", "codes", "packed", "packed codes"][int(kind.group(1))].split() if kind else []
     what = kernel.group(1) or kernel.group(2) if kernel else mangled
     numbers, flags = re.findall(r"Li(\d+)E", mangled), re.findall(r"Lb([01])E", mangled)
-    if what == "prefill":  # Memory<head_dim, kind, head_dim of V, masks>
-        numbers, codes, flags = list(dict.fromkeys(numbers)), [*codes, *["masks"] * flags.count("1")], []
+    if what == "prefill":  # Memory<head_dim, kind, head_dim of V, masks, tall>
+        set_flags = [name for name, flag in zip(("masks", "tall"), flags) if flag == "1"]
+        numbers, codes, flags = list(dict.fromkeys(numbers)), [*codes, *set_flags], []
     return " ".join([what, *sorted(dict.fromkeys(words), key=lambda word: word.endswith("Unit")), *codes, *numbers,
                      *(["false", "true"][int(flag)] for flag in flags)])
 

@@ -35,7 +35,7 @@ struct Body {
   /// tiles: blocks draw the items of a list.
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
-  std::int64_t matrix_rows = 0;      ///< score rows that the matrix units are given for a tile; 0: the tile's
+  std::int64_t matrix_rows = 1;      ///< score rows that the matrix units are given for a tile are a multiple of it
   /// The least head_dim whose tiles or rates differ: costs of smaller head_dims do not stand for it or for larger ones. 0: none.
   std::int64_t own_tiles_dim = 0;
   std::int64_t run_tokens = 1;  ///< tokens of a page that are copied together; other pages, token by token, have other costs

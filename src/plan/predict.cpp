@@ -11,6 +11,7 @@
 #include "plan/kernels/refusals.h"
 #include "quire/plan.hpp"
 #include "quire/predict.hpp"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -132,12 +133,9 @@ std::string shapes_text(const Problem& p) {
   return text;
 }
 
-/// Score rows that the matrix units are given for a tile, whatever the group leaves of them. A tile that fits one block of a unit
-/// is computed by all, each with dims of the output of its own (docs/kernels/sm90_prefill.md, "Head_dim 512").
+/// Score rows that the matrix units are given for a tile, whatever the group leaves of them.
 std::int64_t matrix_rows(const Body& body, const DeviceList& list) {
-  if (body.matrix_rows == 0) return list.tile_rows;
-  const std::int64_t of_block = body.matrix_rows / body.blocks_per_unit;
-  return list.tile_rows > of_block ? body.matrix_rows : of_block;
+  return semantics::round_up(list.tile_rows, body.matrix_rows);
 }
 
 /// Microseconds of one tile of keys.

@@ -45,8 +45,8 @@ void refuse_dims(const Problem& problem, Reasons& reasons) {
 /// boxes are of 8 tokens.
 std::int64_t tokens_of_box(const Problem& p) { return p.layout == CacheLayout::packed || has_wide_dims(p) ? 16 : 8; }
 
-/// Prefill has instances for masks of every kind over 16-bit caches of rows, and serves all rows of such calls.
-bool has_masked_instance(const Problem& p) { return is_16_bit(p.kv_dtype) && p.layout != CacheLayout::packed; }
+/// 16-bit caches of rows. Over them, prefill has instances for masks of every kind, and serves all rows of calls with masks.
+bool has_16_bit_rows(const Problem& p) { return is_16_bit(p.kv_dtype) && p.layout != CacheLayout::packed; }
 
 /// Problems that src/backend/cuda/sm90/ reads by tensor copies.
 Reasons sm90_refuses(const Problem& problem, const Device& device) {
@@ -58,7 +58,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
         formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
   refuse_dims(problem, reasons);
   // Tiles of prefill hold whole groups.
-  const std::int64_t widest = std::min(kSm90.sliced_rows, kSm90.prefill_rows / 2);
+  const std::int64_t widest = std::min(kSm90.sliced_rows, Sm90Tuning::prefill_tile(problem.head_dim, false).rows());
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
   if (problem.page_size % tokens_of_box(problem) != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens_of_box(problem)));
@@ -66,7 +66,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   if (asks_for_wide_rows(problem)) reasons.push_back("out is f32, expected f16, bf16 or fp8_e4m3fn");
   refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
-  if (!has_masked_instance(problem) && !sees_all_keys(problem)) refuse_other_masks(problem, reasons);
+  if (!has_16_bit_rows(problem) && !sees_all_keys(problem)) refuse_other_masks(problem, reasons);
   return reasons;
 }
 
@@ -232,15 +232,25 @@ DeviceList cluster_decode(DeviceList decode, const Plan& plan) {
   return decode;
 }
 
+/// Tall tiles where the batch's tokens fill enough of them. Instances for masks and for other caches have none.
+PrefillTile prefill_tile(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const bool has_tall = Sm90Tuning::may_be_tall(p.head_dim) && has_16_bit_rows(p) && (p.is_causal_at_end() || sees_all_keys(p));
+  const PrefillTile tall = Sm90Tuning::prefill_tile(p.head_dim, has_tall);
+  const std::int64_t score_rows = plan.bounds.num_tokens * p.num_q_heads, blocks = plan.num_threads;
+  return score_rows >= kSm90.least_tall_tiles * blocks * tall.rows() ? tall : Sm90Tuning::prefill_tile(p.head_dim, false);
+}
+
 /// Tiles of whole groups, half for each block of a pair; a block an SM. One group has to fit a block.
 DeviceList prefill_tiles(const Plan& plan) {
-  const std::int64_t group = plan.problem.group(), block_rows = kSm90.prefill_rows / 2;
-  const std::int64_t blocks_of_rows = plan.problem.out_dim() > kSm90.most_out_dims ? 1 : 2;
+  const std::int64_t group = plan.problem.group();
+  const PrefillTile tile = prefill_tile(plan);
+  const std::int64_t blocks_of_rows = plan.problem.out_dim() > kSm90.most_out_dims ? 1 : kSm90.prefill_pair;
   DeviceList prefill;
   prefill.kernel = rows::cuda_sm90;
   prefill.role = Role::prefill;
-  prefill.tile_rows = block_rows / group * group * blocks_of_rows;
-  prefill.tile_keys = kSm90.prefill_keys(plan.problem.head_dim);
+  prefill.tile_rows = tile.rows() / group * group * blocks_of_rows;
+  prefill.tile_keys = tile.keys;
   prefill.max_rows = kMaxInt32;
   prefill.num_blocks = std::max(2, plan.num_threads / 2 * 2);
   prefill.target_items = prefill.num_blocks / 2;
@@ -305,12 +315,12 @@ constexpr Body kSm90Bodies[] = {
     {.role = Role::prefill,
      .name = "sm90_prefill",
      .blocks_per_unit = 2,
-     .matrix_rows = kSm90.prefill_rows,
+     .matrix_rows = 128,
      .own_tiles_dim = 256,
      .rounds_weights = true}};
 /// Source: docs/lab/2026-11-22-hopper-decode.md and hopper-prefill.md (H200), 2026-11-26-predicted.md (H100). A wrong value makes
-/// a predicted time wrong, no plan. Those of clusters on an H200 are an H100's: none was timed there. The row for 512 counts 128
-/// rows a tile, which each block of a pair has.
+/// a predicted time wrong, no plan. Those of clusters and of prefill at head_dim 64 on an H200 are an H100's: none was timed
+/// there. The row for 512 counts 128 rows a tile, which each block of a pair has.
 constexpr BodyCosts kSm90Costs[] = {
     {&kH200, Role::decode, Codes::none, 0, 3.28, 1.13, 0.556, 14.2, 20, 0.3, 1.2, 0.973},
     {&kH200, Role::decode, Codes::fp8, 0, 2.07, 2.64, 0.631, 34.2, 19.8, 0.291, 0.862, 0.898},
@@ -321,6 +331,7 @@ constexpr BodyCosts kSm90Costs[] = {
     {&kH200, Role::decode_cluster, Codes::none, 0, 0.907, 0.53, 0.3, 14.2, 20, 0.3, 0.262, 0.91},
     {&kH200, Role::decode_cluster, Codes::fp8, 0, 0.873, 0.467, 0.2, 32.3, 19.8, 0.291, 0.286, 0.62},
     {&kH200, Role::prefill, Codes::none, 0, 2.04, 3.11, 0, 0, 21.9, 0.213, 24.9, 0.596},
+    {&kH200, Role::prefill, Codes::none, 64, 14.5, 4.11, 0, 0, 15.6, 0.242, 17.3, 0.796},
     {&kH200, Role::prefill, Codes::none, 256, 15.1, 2.73, 0, 0, 16.4, 0.3, 3, 0.42},
     {&kH200, Role::prefill, Codes::fp8, 0, 4.37, 6, 0, 0, 5.83, 0.342, 3, 0.42},
     {&kH200, Role::prefill, Codes::fp8, 256, 15.9, 2.89, 0, 0, 18.1, 0.429, 3, 0.42},
@@ -333,6 +344,7 @@ constexpr BodyCosts kSm90Costs[] = {
     {&kH100, Role::decode_cluster, Codes::none, 0, 0.907, 0.53, 0.3, 14.2, 20, 0.3, 0.262, 0.91},
     {&kH100, Role::decode_cluster, Codes::fp8, 0, 0.873, 0.467, 0.2, 32.3, 19.8, 0.291, 0.286, 0.62},
     {&kH100, Role::prefill, Codes::none, 0, 13.7, 2.46, 0, 0, 22.7, 0.224, 17.3, 0.796},
+    {&kH100, Role::prefill, Codes::none, 64, 14.5, 4.11, 0, 0, 15.6, 0.242, 17.3, 0.796},
     {&kH100, Role::prefill, Codes::none, 256, 19.9, 3.07, 0, 0, 14.9, 0.3, 3, 0.42},
     {&kH100, Role::prefill, Codes::none, 192, 4.57, 5.37, 0, 0, 20.6, 0.224, 13.5, 0.908, 128},
     {&kH100, Role::prefill, Codes::none, 512, 27.4, 2.05, 0, 0, 18.6, 0.702, 3.36, 0.834},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma products of 64 rows by 32, 64, 128 or 256 columns, as prefill uses them: shared memory by shared memory, and registers by
-// shared memory (PTX ISA 8.x, "Asynchronous warpgroup level matrix instructions"). Decode's narrow ones are in hopper.h.
+// wgmma products of 64 rows by 32, 64, 96, 128 or 256 columns, as prefill uses them: shared memory by shared memory, and
+// registers by shared memory (PTX ISA 8.x, "Asynchronous warpgroup level matrix instructions"). Decode's narrow ones are in
+// hopper.h.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ class Matrix {
       "+f"(d[first + 6]), "+f"(d[first + 7])
 #define QUIRE_D16 QUIRE_D8(0), QUIRE_D8(8)
 #define QUIRE_D32(first) QUIRE_D8(first), QUIRE_D8(first + 8), QUIRE_D8(first + 16), QUIRE_D8(first + 24)
+#define QUIRE_D48 QUIRE_D32(0), QUIRE_D8(32), QUIRE_D8(40)
 #define QUIRE_D64 QUIRE_D32(0), QUIRE_D32(32)
 #define QUIRE_D128 QUIRE_D64, QUIRE_D32(64), QUIRE_D32(96)
 
@@ -38,6 +40,10 @@ class Matrix {
 #define QUIRE_REGISTERS_32                                                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define QUIRE_REGISTERS_48                                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
+  "%42, %43, %44, %45, %46, %47"
 #define QUIRE_REGISTERS_64                                                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
@@ -72,10 +78,13 @@ class Matrix {
 /// d (+)= a * b: 64x16 `a` and 16xN `b` of N = 2 * kCount columns, both with the 16 along their rows in shared memory.
 template <bool kF16, int kCount>
 __device__ inline void multiply_shared(float (&d)[kCount], std::uint64_t a, std::uint64_t b, int add) {
+  static_assert(kCount == 16 || kCount == 32 || kCount == 48 || kCount == 64);
   if constexpr (kCount == 16 && kF16) QUIRE_WGMMA_SS("32", "f16.f16", QUIRE_D16, QUIRE_REGISTERS_16, "%16", "%17", "%18");
   if constexpr (kCount == 16 && !kF16) QUIRE_WGMMA_SS("32", "bf16.bf16", QUIRE_D16, QUIRE_REGISTERS_16, "%16", "%17", "%18");
   if constexpr (kCount == 32 && kF16) QUIRE_WGMMA_SS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32", "%33", "%34");
   if constexpr (kCount == 32 && !kF16) QUIRE_WGMMA_SS("64", "bf16.bf16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32", "%33", "%34");
+  if constexpr (kCount == 48 && kF16) QUIRE_WGMMA_SS("96", "f16.f16", QUIRE_D48, QUIRE_REGISTERS_48, "%48", "%49", "%50");
+  if constexpr (kCount == 48 && !kF16) QUIRE_WGMMA_SS("96", "bf16.bf16", QUIRE_D48, QUIRE_REGISTERS_48, "%48", "%49", "%50");
   if constexpr (kCount == 64 && kF16) QUIRE_WGMMA_SS("128", "f16.f16", QUIRE_D64, QUIRE_REGISTERS_64, "%64", "%65", "%66");
   if constexpr (kCount == 64 && !kF16) QUIRE_WGMMA_SS("128", "bf16.bf16", QUIRE_D64, QUIRE_REGISTERS_64, "%64", "%65", "%66");
 }
@@ -84,6 +93,7 @@ __device__ inline void multiply_shared(float (&d)[kCount], std::uint64_t a, std:
 /// rows; else what is summed over does.
 template <bool kF16, int kTransposedB, int kCount>
 __device__ inline void multiply_registers(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b) {
+  static_assert(kCount == 32 || kCount == 64 || kCount == 128);
   if constexpr (kCount == 32 && kF16)
     QUIRE_WGMMA_RS("64", "f16.f16", QUIRE_D32(0), QUIRE_REGISTERS_32, "%32, %33, %34, %35", "%36", "%37");
   if constexpr (kCount == 32 && !kF16)
@@ -102,9 +112,11 @@ __device__ inline void multiply_registers(float (&d)[kCount], const std::uint32_
 #undef QUIRE_WGMMA_RS
 #undef QUIRE_REGISTERS_16
 #undef QUIRE_REGISTERS_32
+#undef QUIRE_REGISTERS_48
 #undef QUIRE_REGISTERS_64
 #undef QUIRE_REGISTERS_128
 #undef QUIRE_D128
+#undef QUIRE_D48
 #undef QUIRE_D64
 #undef QUIRE_D32
 #undef QUIRE_D16

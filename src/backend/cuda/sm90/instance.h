@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <numeric>
 
 #include "backend/cuda/turn.h"
 #include "backend/gpu/args.h"
@@ -22,12 +23,10 @@ constexpr int kFewRequests = 64;   ///< that one warp counts
 constexpr int kWorkEntries = 960;  ///< first iterations of requests that a block keeps in shared memory
 
 // Constants of prefill/.
-constexpr int kPair = 2;                                                        ///< blocks that share tiles of keys
-constexpr int kPrefillGroups = 2;                                               ///< warpgroups that multiply, 64 score rows each
-constexpr int kPrefillBlockRows = 64 * kPrefillGroups;                          ///< score rows of a block's part of a tile
-constexpr int prefill_keys(int head_dim) { return head_dim > 192 ? 64 : 128; }  ///< of a tile
+constexpr int kPair = 2;           ///< blocks that share tiles of keys
 constexpr int kMostOutDims = 256;  ///< dims of the output that registers of a block hold; a pair holds twice as many
-constexpr int kFreshTokens = 64;   ///< that a box of this step's rows holds
+/// Tokens that a box holds at most: whole boxes fill a tile. Boxes of this step's rows hold as many.
+constexpr int most_box_tokens(int tile_keys) { return std::gcd(tile_keys, 64); }
 
 /// Arguments of a Hopper kernel: those of every GPU kernel, and those that no other kernel asks.
 struct HopperArgs {
@@ -41,7 +40,7 @@ struct HopperArgs {
 /// width; of packed caches all dims, as packed_layout.h has them.
 struct CacheMaps {
   CUtensorMap k, v;
-  std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and 64
+  std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and most_box_tokens()
   std::int32_t box_shift = 0;   ///< its logarithm
   std::int32_t page_boxes = 1;  ///< boxes of a page, one after the other
 };

@@ -16,10 +16,7 @@ namespace {
 
 constexpr plan_detail::Sm90Tuning kTuning = plan_detail::kSm90;
 static_assert(kTuning.cluster_unit_keys == cluster::kUnitKeys && kTuning.most_cluster == cluster::kMostBlocks);
-static_assert(kTuning.prefill_rows == kPair * kPrefillBlockRows);
-static_assert(kTuning.prefill_keys(128) == prefill_keys(128) && kTuning.prefill_keys(256) == prefill_keys(256));
-static_assert(kTuning.prefill_keys(192) == prefill_keys(192) && kTuning.prefill_keys(512) == prefill_keys(512));
-static_assert(kTuning.most_out_dims == kMostOutDims);
+static_assert(kTuning.prefill_pair == kPair && kTuning.most_out_dims == kMostOutDims);
 
 /// Every iteration of decode/scheduler.h has a number of 32 bits.
 bool fits_row(const gpu::AttendArgs& a) {

@@ -212,7 +212,7 @@ bool takes_latent_boxes(const gpu::AttendArgs& a) {
 }
 
 bool encode(CacheMaps& maps, const gpu::AttendArgs& a) {
-  maps.box_tokens = std::gcd(a.page_size, kTileKeys);
+  maps.box_tokens = std::gcd(a.page_size, most_box_tokens(a.work.tile_keys));
   maps.box_shift = std::countr_zero(static_cast<std::uint32_t>(maps.box_tokens));
   maps.page_boxes = a.page_size / maps.box_tokens;
   if (is_packed(a)) return encode_packed_keys(maps.k, a, maps.box_tokens) && encode_packed_values(maps.v, a, maps.box_tokens);
@@ -249,7 +249,8 @@ bool encode(PrefillMaps& maps, const gpu::AttendArgs& a) {
   const auto fresh = [&](CUtensorMap& map, const gpu::RowSource& rows, std::int64_t dims) {
     const semantics::KvStrides& s = rows.strides;
     return rows.data == nullptr ||
-           encode_one(map, rows, dims, {{a.num_tokens, s.token, kFreshTokens}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
+           encode_one(map, rows, dims,
+                      {{a.num_tokens, s.token, most_box_tokens(a.work.tile_keys)}, {a.num_kv_heads, s.head, 1}, {1, s.token, 1}});
   };
   return encode(maps.cache, a) && fresh(maps.key, a.key, a.head_dim) && fresh(maps.value, a.value, a.v_head_dim) &&
          (is_fp8(a.query.dtype) ||

@@ -10,6 +10,7 @@ template <typename Memory>
 struct TileBoxes {
   using Job = typename Memory::Job;
   static constexpr int kKeys = Memory::kKeys, kRowBytes = Memory::kRowBytes;
+  static constexpr bool kStraddles = kKeys % 64 != 0;  ///< boxes of a tile may lie in two groups of 32 boxes
 
   const Block<Memory> block;
 
@@ -50,17 +51,21 @@ struct TileBoxes {
   }
 
   __device__ static Box uncached_box(const Job& job, const KeyTileSpan& span, int parts, int of, int which) {
-    Box box = box_of(job, span, {kFreshTokens, parts, kRowBytes, of, which});
+    Box box = box_of(job, span, {most_box_tokens(kKeys), parts, kRowBytes, of, which});
     box.token += job.item.lengths.first_token - job.item.lengths.context_len;
     return box;
   }
 
-  /// Pages of boxes [32 group, 32 group + 32), one a lane. Boxes that no row sees are not looked up.
-  __device__ int look_up(const Job& job, int group) const {
-    const int token = (group * 32 + static_cast<int>(threadIdx.x) % 32) * block.maps.cache.box_tokens;
+  /// Page of box `box` of the request. Boxes that no row sees are not looked up.
+  __device__ int page_of(const Job& job, int box) const {
+    const int token = box * block.maps.cache.box_tokens;
     if (token + block.maps.cache.box_tokens <= job.item.slice.key_begin || token >= job.keys.cached_end) return -1;
     if (is_in_gap(job, token, token + block.maps.cache.box_tokens)) return -1;
     return static_cast<int>(block.a.block_table.page(job.item.slice.req, token / block.a.page_size));
+  }
+  /// Pages of boxes [32 group, 32 group + 32), one a lane.
+  __device__ int look_up(const Job& job, int group) const {
+    return page_of(job, group * 32 + static_cast<int>(threadIdx.x) % 32);
   }
 
   /// Page ids of a job, 32 boxes at a time and one group ahead.
@@ -78,7 +83,9 @@ struct TileBoxes {
       pages.below = group > 0 ? look_up(job, group - 1) : -1;
       pages.group = group;
     }
-    box.page = __shfl_sync(~0u, pages.ids, box.token >> shift & 31);
+    const int number = box.token >> shift;
+    box.page = __shfl_sync(~0u, pages.ids, number & 31);
+    if (kStraddles && number >> 5 != group && box.mine) box.page = page_of(job, number);
     box.token = block.a.page_size > layout.tokens ? box.token % block.a.page_size : 0;
     return box;
   }

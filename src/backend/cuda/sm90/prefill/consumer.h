@@ -15,7 +15,7 @@ struct Consumer {
   using State = typename Online::State;
   using Totals = typename Online::Totals;
   using Weights = typename Online::Weights;
-  using Product = Products<T, Memory>;
+  using Turns = PingPong<Memory::kGroups>;
   using Query = typename Memory::Query;
   using Job = typename Memory::Job;
   using JobRing = typename Memory::JobRing;
@@ -45,25 +45,29 @@ struct Consumer {
       Transform<T, Memory>::template convert_chunk<tile::F16, true>(to, (chunk % 8 ^ row % 8) * 16, codes[i]);
     }
     hopper::fence_shared();
-    hopper::sync_at(5 + Lane::group(), 128);
+    hopper::sync_at(kGroupBarrier + Lane::group(), 128);
   }
 
   /// Passes the tiles of a job in which this warpgroup has no rows.
   __device__ void skip_tiles(const Job& job, typename Memory::TileRings& ring) const {
     for (int n = 0; n < job.tiles(); ++n) {
       mainloop.await_keys(ring);
-      PingPong::await_turn();
-      PingPong::signal_next();
+      Turns::await_turn();
+      Turns::signal_next();
       mainloop.free_keys(ring);
       hopper::wait(&block.shared.v_full[ring.v.stage], ring.v.parity);
       mainloop.free_values(ring);
     }
   }
 
-  /// Takes one job after the other.
+  static constexpr int kNone = -1;  ///< no slot
+
+  /// Takes one job after the other. Where there are three slots, a slot is given back a job later, when its rows have been read.
   __device__ __forceinline__ void run_alone() const {
+    constexpr bool kLater = Memory::kQueries > 2;
     typename Memory::TileRings ring;
     JobRing jobs;
+    int written = kNone;
     for (;; jobs.advance()) {
       hopper::wait(&block.shared.job_full[jobs.stage], jobs.parity);
       const Job& job = block.shared.jobs[jobs.stage];
@@ -79,7 +83,9 @@ struct Consumer {
         mainloop.template fold_job<true>(state, job, mainloop.scores.work_of(job), query, ring);
       else
         mainloop.template fold_job<false>(state, job, mainloop.scores.work_of(job), query, ring);
-      if (epilogue.close(state, jobs.stage)) epilogue.give_back_written(jobs.stage);
+      if (kLater && written != kNone) epilogue.give_back_written(written);
+      written = epilogue.close(state, jobs.stage) ? jobs.stage : kNone;
+      if (!kLater && written != kNone) epilogue.give_back_written(written);
     }
   }
 
@@ -92,7 +98,6 @@ struct Consumer {
 
   /// Each job is begun before the one before it is closed, in the slot `open`.
   __device__ __forceinline__ void run_beside() const {
-    constexpr int kNone = -1;
     typename Memory::TileRings ring;
     JobRing jobs;
     State state;
@@ -117,18 +122,18 @@ struct Consumer {
                      ? mainloop.template begin_beside<kKeys / 2>(state, p, w, half, empty, job, query, ring, before)
                      : mainloop.template begin_beside<kKeys>(state, p, w, half, empty, job, query, ring, before);
       else if (pending)
-        mainloop.template end_tiles<T, Product::kAny>(state, p, *before, w, half, before->tiles() - 1, ring);
+        mainloop.template end_tiles<T>(state, p, *before, w, half, before->tiles() - 1, ring);
       written = open != kNone && epilogue.close(state, open) ? open : kNone;
       if (none) return;
       state = State{totals};
       open = jobs.stage, pending = mine;
       if (plain) {
-        mainloop.template fold_forms<true>(state, p, empty, half, job, w, query, ring);
+        mainloop.template fold_tiles<true, T, true>(state, p, empty, half, job, w, 1, job.tiles(), query, ring);
       } else if (mine) {
         half = false;
         w = mainloop.scores.work_of(job);
-        mainloop.template begin_alone<false, T, Product::kAny>(state, p, empty, job, w, 0, job.tiles(), query, ring);
-        mainloop.template fold_forms<false>(state, p, empty, half, job, w, query, ring);
+        mainloop.template begin_alone<false, T>(state, p, empty, job, w, 0, job.tiles(), query, ring);
+        mainloop.template fold_tiles<false, T, true>(state, p, empty, half, job, w, 1, job.tiles(), query, ring);
       } else {
         skip_tiles(job, ring);
       }
@@ -136,7 +141,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() const {
-    if (Lane::group() == Memory::kGroups - 1) PingPong::signal_next();  // the first turn is the first warpgroup's
+    if (Lane::group() == Memory::kGroups - 1) Turns::signal_next();  // the first turn is the first warpgroup's
     if constexpr (Memory::kBeside)
       run_beside();
     else

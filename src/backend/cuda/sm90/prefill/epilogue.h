@@ -25,7 +25,7 @@ struct Epilogue {
 
   const Block<Memory> block;
 
-  __device__ static void sync_consumers() { hopper::named_barrier<1, Memory::kConsumerThreads>(); }
+  __device__ static void sync_consumers() { hopper::named_barrier<kConsumersBarrier, Memory::kConsumerThreads>(); }
 
   /// Bits of the warp's 16 rows whose sums are infinite or NaN: bit r, of rows that exist.
   __device__ static std::uint32_t not_finite(const State& state, const Rows& w) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instances of prefill/kernel.h for 16-bit caches: query type x head_dim. Budget: 2 x 3 = 6 kernels.
+// The instances of prefill/kernel.h for 16-bit caches: query type x head_dim. Budget: 2 x 3 = 6 kernels, and 2 for tall tiles at
+// head_dim 64.
 #include "backend/cuda/sm90/prefill/setup.h"
 
 namespace quire::cuda::sm90 {

@@ -14,9 +14,10 @@
 namespace quire::cuda::sm90::prefill {
 
 /// Ping-pong scheduling: warpgroups take turns at issuing products. Each takes a turn for every tile, and signals the next.
+template <int kGroups>
 struct PingPong {
-  __device__ static void await_turn() { hopper::sync_at(2 + Lane::group(), 256); }
-  __device__ static void signal_next() { hopper::arrive_at(2 + (Lane::group() + 1) % kPrefillGroups, 256); }
+  __device__ static void await_turn() { hopper::sync_at(kTurnBarrier + Lane::group(), 256); }
+  __device__ static void signal_next() { hopper::arrive_at(kTurnBarrier + (Lane::group() + 1) % kGroups, 256); }
 };
 
 /// T: type of query, output and this step's rows.
@@ -29,6 +30,7 @@ struct Mainloop {
   using Weights = typename Online::Weights;
   using Weight = typename Online::Weight;
   using Product = Products<T, Memory>;
+  using Turns = PingPong<Memory::kGroups>;
   using Job = typename Memory::Job;
   using Query = typename Memory::Query;
   using ValueTile = typename Memory::ValueTile;
@@ -52,14 +54,13 @@ struct Mainloop {
   }
 
   /// O += P V of tile `n`, whose weights are in `p`; of its first half alone where no row sees more (`half`).
-  template <typename Element, Form kForm>
+  template <typename Element>
   __device__ void start_tile_values(State& state, const Weights& p, const Job& job, bool unmasked, bool half, const Rings& ring,
                                     int n) const {
     ValueTile& v = block.shared.v[ring.v.stage];
     hopper::wait(&block.shared.v_full[ring.v.stage], ring.v.parity);
     if (!unmasked) UnseenValues<Memory>{block}.clear(v, job, key_tile<kKeys>(job, n), kBeside && half ? kKeys / 2 : kKeys);
-    product.template start_values<Element, kForm != Product::kAny>(state, p, v, half,
-                                                                   Product::template is_packed<kForm>(job, unmasked, n));
+    product.template start_values<Element>(state, p, v, half, Product::is_packed(job, unmasked, n));
   }
   __device__ void free_values(Rings& ring) const {
     free_tile<Memory::kSplitsValues>(block.shared.v_free[ring.v.stage]);
@@ -105,16 +106,16 @@ struct Mainloop {
   ///
   /// The wait for the next keys parts exponentials from sums, and keeps them before the wait for products: ptxas moves both over
   /// arithmetic, but not over a loop.
-  template <bool kPlain, typename Element, Form kForm>
+  template <bool kPlain, typename Element>
   __device__ __forceinline__ void begin_alone(State& state, Weights& p, bool& empty, const Job& job, const Work& w, int n,
                                               int end, const Query& query, Rings& ring) const {
     Scores s;
     float rescale[2];
     await_keys(ring);
-    const typename Product::Operands from = product.operands(query, ring, Product::template is_packed<kForm>(job, false, n));
-    PingPong::await_turn();
+    const typename Product::Operands from = product.operands(query, ring, Product::is_packed(job, false, n));
+    Turns::await_turn();
     Product::start_scores(s, from);
-    PingPong::signal_next();
+    Turns::signal_next();
     hopper::wgmma_wait<0>();
     hopper::settle(s);
     free_keys(ring);
@@ -130,15 +131,14 @@ struct Mainloop {
                                                  const Query& query, Rings& ring, const Job* open) const {
     float s[kCount / 2], rescale[2];
     await_keys(ring);
-    const typename Product::Operands from =
-        product.operands(query, ring, Product::template is_packed<Product::kAny>(job, false, 0));
-    PingPong::await_turn();
+    const typename Product::Operands from = product.operands(query, ring, Product::is_packed(job, false, 0));
+    Turns::await_turn();
     Product::start_scores(s, from);
     if (open != nullptr)
-      start_tile_values<T, Product::kAny>(state, p, *open, w.is_unmasked(open->tiles() - 1), half, ring, open->tiles() - 1);
+      start_tile_values<T>(state, p, *open, w.is_unmasked(open->tiles() - 1), half, ring, open->tiles() - 1);
     else
       product.template start_values<T>(state, p, block.shared.v[ring.v.stage], half, false);
-    PingPong::signal_next();
+    Turns::signal_next();
     half = kCount < kKeys;
     w = scores.work_of(job);
     hopper::wgmma_wait<1>();
@@ -158,19 +158,18 @@ struct Mainloop {
 
   /// Tiles [begin, end) and the values of the tile before. The products of a tile's weights and values are issued with the scores
   /// of the next tile. `last`: the end of the job's tiles of this type.
-  template <bool kPlain, typename Element, Form kForm>
-  __device__ __forceinline__ void fold_tiles(State& state, Weights& p, bool& empty, bool& half, const Job& job, const Work& w,
-                                             int begin, int end, int last, const Query& query, Rings& ring) const {
+  template <bool kPlain, typename Element>
+  __device__ __forceinline__ void fold_any(State& state, Weights& p, bool& empty, bool& half, const Job& job, const Work& w,
+                                           int begin, int end, int last, const Query& query, Rings& ring) const {
     Scores s;
     float rescale[2];
 #pragma unroll 1
     for (int n = begin; n < end; ++n) {
-      const typename Product::Operands from =
-          product.operands(query, ring, Product::template is_packed<kForm>(job, w.is_unmasked(n), n));
-      PingPong::await_turn();
+      const typename Product::Operands from = product.operands(query, ring, Product::is_packed(job, w.is_unmasked(n), n));
+      Turns::await_turn();
       Product::start_scores(s, from);
-      start_tile_values<Element, kForm>(state, p, job, w.is_unmasked(n - 1), half, ring, n - 1);
-      PingPong::signal_next();
+      start_tile_values<Element>(state, p, job, w.is_unmasked(n - 1), half, ring, n - 1);
+      Turns::signal_next();
       half = false;
       hopper::wgmma_wait<kPlain ? 1 : 0>();  // soft caps and slopes need the registers of p
       hopper::settle(s);
@@ -185,50 +184,80 @@ struct Mainloop {
     }
   }
 
-  /// Jobs of at least so many cached tiles of keys fold them in a loop of their own. Chosen from two runs on an H100
-  /// (docs/lab/2026-11-25-packed.md): jobs of 65 to 80 tiles took 3 to 9 % less time with the loop, jobs of ten tiles 5 % more.
-  /// A wrong number costs time and no bit.
-  static constexpr int kLongJob = 24;
-  /// Folds all tiles but the first of a job whose tiles are of one type. A loop for cached tiles of a packed cache begins where
-  /// neither the scores' tile nor the values' tile can be one of rows, and no tile is half seen any more.
-  template <bool kPlain>
-  __device__ __forceinline__ void fold_forms(State& state, Weights& p, bool& empty, bool& half, const Job& job, const Work& w,
-                                             const Query& query, Rings& ring) const {
-    const int tiles = job.tiles();
-    if constexpr (!kPlain || Product::kAny != Form::either)
-      return fold_tiles<kPlain, T, Product::kAny>(state, p, empty, half, job, w, 1, tiles, tiles, query, ring);
-    const bool rows_last = job.keys.fresh_tiles > 0 && job.order.first_fresh > 0;
-    const bool apart = job.keys.cached_tiles >= kLongJob && !rows_last;
-    const int cached = apart ? max(job.order.first_cached, 1) + 1 : tiles;
-    fold_tiles<kPlain, T, Product::kAny>(state, p, empty, half, job, w, 1, cached, tiles, query, ring);
-    fold_tiles<kPlain, T, Form::packed>(state, p, empty, half, job, w, cached, tiles, tiles, query, ring);
+  /// Tiles [begin, end) that every row of the warpgroup sees, after another such tile, where every row has a maximum. The loop
+  /// holds nothing that other tiles need: instructions that are jumped over cost a fetch each time (NVIDIA H100,
+  /// docs/lab/2026-11-26-unmasked-loop.md). Such tiles are cached, so a packed cache's are packed.
+  template <typename Element>
+  __device__ __forceinline__ void fold_unmasked(State& state, Weights& p, const Work& w, int begin, int end, int last,
+                                                const Query& query, Rings& ring) const {
+    constexpr bool kWhole = true;
+    Scores s;
+#pragma unroll 1
+    for (int n = begin; n < end; ++n) {
+      const typename Product::Operands from = product.operands(query, ring, Memory::kPacked);
+      Turns::await_turn();
+      Product::start_scores(s, from);
+      hopper::wait(&block.shared.v_full[ring.v.stage], ring.v.parity);
+      product.template start_values<Element, kWhole>(state, p, block.shared.v[ring.v.stage], false, Memory::kPacked);
+      Turns::signal_next();
+      hopper::wgmma_wait<1>();
+      hopper::settle(s);
+      free_keys(ring);
+      Online::exponentiate(s, state, w.factor);
+      if (n + 1 < last) await_keys(ring);
+      hopper::wgmma_wait<0>();
+      hopper::settle(state.out);
+      free_values(ring);
+      Online::template sum_and_pack<Element>(p, s, state, block.shared.zero);
+    }
+  }
+
+  /// Tiles [begin, last): those with masks, those without, and what is left behind them. kCached: tiles are from the cache, so
+  /// some may have no masks. All warps of the warpgroup are in the same loop, because wgmma is an instruction of all of them.
+  template <bool kPlain, typename Element, bool kCached>
+  __device__ __forceinline__ void fold_tiles(State& state, Weights& p, bool& empty, bool& half, const Job& job, const Work& w,
+                                             int begin, int last, const Query& query, Rings& ring) const {
+    if constexpr (!kPlain || !kCached)
+      return fold_any<kPlain, Element>(state, p, empty, half, job, w, begin, last, last, query, ring);
+    int n = begin;
+#pragma unroll 1
+    for (bool first = true;; first = false) {
+      const int from = max(w.unmasked_begin + 1, begin), to = min(w.unmasked_end, last);
+      const bool apart = first && from < to;
+      fold_any<kPlain, Element>(state, p, empty, half, job, w, n, apart ? from : last, last, query, ring);
+      if (!apart) return;
+      n = from;
+      if (!hopper::all_at(kGroupBarrier + Lane::group(), 128, !empty)) continue;
+      fold_unmasked<Element>(state, p, w, from, to, last, query, ring);
+      n = to;
+    }
   }
 
   /// The last tile's weights and values, with no other product beside them.
-  template <typename Element, Form kForm>
+  template <typename Element>
   __device__ void end_tiles(State& state, const Weights& p, const Job& job, const Work& w, bool half, int n, Rings& ring) const {
-    start_tile_values<Element, kForm>(state, p, job, w.is_unmasked(n), half, ring, n);
+    start_tile_values<Element>(state, p, job, w.is_unmasked(n), half, ring, n);
     hopper::wgmma_wait<0>();
     hopper::settle(state.out);
     free_values(ring);
   }
 
   /// Tiles [begin, end), all of a type.
-  template <bool kPlain, typename Element, Form kForm>
+  template <bool kPlain, typename Element, bool kCached>
   __device__ __forceinline__ void fold_alone(State& state, const Job& job, const Work& w, int begin, int end, const Query& query,
                                              Rings& ring) const {
     if (begin >= end) return;
     Weights p;
     bool empty = true, half = false;
-    begin_alone<kPlain, Element, kForm>(state, p, empty, job, w, begin, end, query, ring);
-    fold_tiles<kPlain, Element, kForm>(state, p, empty, half, job, w, begin + 1, end, end, query, ring);
-    end_tiles<Element, kForm>(state, p, job, w, half, end - 1, ring);
+    begin_alone<kPlain, Element>(state, p, empty, job, w, begin, end, query, ring);
+    fold_tiles<kPlain, Element, kCached>(state, p, empty, half, job, w, begin + 1, end, query, ring);
+    end_tiles<Element>(state, p, job, w, half, end - 1, ring);
   }
   template <bool kPlain>
   __device__ __forceinline__ void fold_job(State& state, const Job& job, const Work& w, const Query& query, Rings& ring) const {
     const int border = kCodes ? job.order.first_fresh : job.tiles();
-    fold_alone<kPlain, Weight, Product::kAny>(state, job, w, 0, border, query, ring);
-    if constexpr (kCodes) fold_alone<kPlain, T, Product::kAny>(state, job, w, border, job.tiles(), query, ring);
+    fold_alone<kPlain, Weight, true>(state, job, w, 0, border, query, ring);
+    if constexpr (kCodes) fold_alone<kPlain, T, false>(state, job, w, border, job.tiles(), query, ring);
   }
 };
 

@@ -6,6 +6,7 @@
 #include "backend/cuda/sm90/instance.h"
 #include "backend/cuda/sm90/prefill/masks.h"
 #include "backend/cuda/tile/element.h"
+#include "plan/kernels/cuda_sm90.h"
 
 namespace quire::cuda::sm90::prefill {
 
@@ -19,15 +20,18 @@ struct StageRing {
   }
 };
 
+/// Named barriers of a block; those of warpgroups are followed by others' (at most three). 0 is __syncthreads().
+constexpr int kConsumersBarrier = 1, kTurnBarrier = 2, kGroupBarrier = kTurnBarrier + 3;
+
 /// Content of the cache: rows of 16-bit dims or of fp8 codes, or either packed (packed_layout.h).
 enum class CacheKind { rows, codes, packed, packed_codes };
 constexpr bool holds_codes(CacheKind kind) { return kind == CacheKind::codes || kind == CacheKind::packed_codes; }
 constexpr bool is_packed(CacheKind kind) { return kind == CacheKind::packed || kind == CacheKind::packed_codes; }
 
 /// kDim_: head_dim of Q and K; kValueDim_: of V and the output. kMasks_: masks of any kind; otherwise rows are
-/// causal and stand at the end of their keys, or see every key. fp8 codes are copied into stages of their own, from which the
-/// transform warps make tiles of 16 bits.
-template <int kDim_, CacheKind kCache, int kValueDim_ = kDim_, bool kMasks_ = false>
+/// causal and stand at the end of their keys, or see every key. kTall: three consumer warpgroups. fp8 codes are copied into
+/// stages of their own, from which the transform warps make tiles of 16 bits.
+template <int kDim_, CacheKind kCache, int kValueDim_ = kDim_, bool kMasks_ = false, bool kTall = false>
 struct Memory {
   static constexpr bool kMasks = kMasks_;
   using Job = std::conditional_t<kMasks, MaskedJob, prefill::Job>;
@@ -37,15 +41,16 @@ struct Memory {
   static constexpr int kOutDim = kSplitsValues ? kValueDim / kPair : kValueDim;  ///< dims of V and output in a block
   static constexpr int kOutHalves = kOutDim / 64;
   static constexpr bool kCodes = holds_codes(kCache), kPacked = is_packed(kCache);
-  static constexpr int kGroups = kPrefillGroups, kRows = kPrefillBlockRows, kKeys = prefill_keys(kDim);
-  static constexpr int kStages = kDim > 256 ? 1 : 2;
+  static constexpr plan_detail::PrefillTile kTile = plan_detail::Sm90Tuning::prefill_tile(kDim, kTall);
+  static constexpr int kGroups = kTile.groups, kRows = kTile.rows(), kKeys = kTile.keys;
+  static constexpr int kStages = kDim > 256 ? 1 : kGroups;
   /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. With fewer queries than
   /// jobs, the next job's keys are copied before its query. Head_dim 256 has one job: a second made 16 prompts of 1k 2.5 % slower
   /// (H100, docs/lab/2026-11-26-wide-dims-and-masks.md).
   static constexpr int kQueries = kDim > 128 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
   static constexpr int kJobs = kCodes || (kDim > 128 && kDim != 256) ? 2 : kQueries;
-  // Warpgroups: two that work, then one that copies. Codes are converted by one more, or, where products take more registers than
-  // four warpgroups may begin with (head_dim 256), by three warps of that one.
+  // Warpgroups: two or three that work, then one that copies. Codes are converted by one more, or, where products take more
+  // registers than four warpgroups may begin with (head_dim 256), by three warps of that one.
   static constexpr bool kFour = kCodes && kDim < 256;
   static constexpr int kConsumerThreads = 128 * kGroups, kThreads = kConsumerThreads + (kFour ? 256 : 128);
   /// Producer warps that give items back; for 16-bit caches one more warp draws them.
@@ -53,11 +58,11 @@ struct Memory {
   static constexpr int kFirstTransformThread =
       kConsumerThreads + (kFour ? 128 : 32 * kProducerWarps);  ///< the first of their threads
   // A block deals out the registers that all its threads have at first: 168 each, or 128 where there are four warpgroups.
-  static constexpr int kProducerRegisters = kCodes && kDim != 128 ? 56 : 40;
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : kCodes && kDim != 128 ? 56 : 40;
   static constexpr int kTransformRegisters = kFour ? 56 : kProducerRegisters;
-  static constexpr int kConsumerRegisters = !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
-  static_assert(kFour ? kProducerRegisters + kTransformRegisters + kGroups * kConsumerRegisters <= 4 * 128
-                      : kProducerRegisters + kGroups * kConsumerRegisters <= 3 * 168);
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
+  static constexpr int kAllRegisters = kProducerRegisters + kGroups * kConsumerRegisters + (kFour ? kTransformRegisters : 0);
+  static_assert(kAllRegisters <= (kThreads == 512 ? 4 * 128 : 3 * 168));
   static constexpr int kRowBytes = 128;  ///< of a 64-dim half
   // Codes: boxes of up to 128 dims.
   static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
@@ -100,12 +105,13 @@ struct Memory {
     int num_items;  ///< of the list; asked by one thread, which has no register to keep it in
     int last;
     float zero;
-    int group_inverse;  ///< ceil(2^16 / group): for n < 256, n / group is n * group_inverse / 2^16
+    int group_inverse;  ///< ceil(2^16 / group): for n < 512, n / group is n * group_inverse / 2^16
   };
   static_assert(sizeof(Shared) <= 227 * 1024);
 
   /// Jobs are begun before the job before them is closed: there are slots for their queries, and all tiles have the same types.
-  static constexpr bool kBeside = !kCodes && kQueries > 1;
+  /// Three warpgroups have no registers for it: weights of the one job would stand beside the output of the other.
+  static constexpr bool kBeside = !kCodes && kQueries > 1 && kGroups == 2;
 
   using Ring = StageRing<kStages>;
   struct TileRings {

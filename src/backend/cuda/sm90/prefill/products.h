@@ -11,10 +11,6 @@
 
 namespace quire::cuda::sm90::prefill {
 
-/// Layout of tiles: as in a packed cache, or as rows, which this step's keys and values are. A loop over tiles of one form asks
-/// no tile for its form, and the descriptors of its products are additions of constants.
-enum class Form { rows, packed, either };
-
 /// T: type of the query.
 template <typename T, typename Memory>
 struct Products {
@@ -33,13 +29,11 @@ struct Products {
 
   const Block<Memory> block;
 
-  static constexpr Form kAny = Memory::kPacked ? Form::either : Form::rows;  ///< form of a job's tiles
-
-  /// True if tile `n` lies as in a packed cache. The reduction tells ptxas that all threads have the same answer.
-  template <Form kForm>
-  __device__ static bool is_packed(const Job& job, bool easy, int n) {
-    if constexpr (kForm != Form::either) return kForm == Form::packed;
-    return __reduce_or_sync(~0u, easy || !job.is_fresh(n)) != 0;
+  /// True if tile `n` lies as in a packed cache; this step's keys and values are rows. `unmasked`: no row has a mask in the tile,
+  /// so it is from the cache. The reduction tells ptxas that all threads have the same answer.
+  __device__ static bool is_packed(const Job& job, bool unmasked, int n) {
+    if constexpr (!Memory::kPacked) return false;
+    return __reduce_or_sync(~0u, unmasked || !job.is_fresh(n)) != 0;
   }
 
   /// Operands of the scores of a tile. The fence in operands() is not for them: where a warp is known to be together, ptxas

@@ -49,7 +49,7 @@ struct Block {
     return {first, min(min(first + 64, block + block_rows()), slice.row_end)};
   }
 
-  /// Query row of the request to which score row `row` of the tile (0: its first) belongs. A tile has fewer than 256 rows, so
+  /// Query row of the request to which score row `row` of the tile (0: its first) belongs. A tile has fewer than 512 rows, so
   /// that a product does for the division.
   __device__ int query_row(const Job& job, int row) const { return job.first_query + (row * shared.group_inverse >> 16); }
   /// Position of that query row, counted from the request's first key. Kernels of packed codes at head_dim 256 have no register

@@ -10,6 +10,7 @@ namespace quire::cuda::sm90::prefill {
 
 template <typename T, typename Memory>
 cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
+  if (args.common.work.tile_keys != Memory::kKeys) return cudaErrorInvalidValue;  // the plan's tiles are another instance's
   return launch_dependent(attend_prefill<T, Memory>, {blocks, Memory::kThreads, sizeof(typename Memory::Shared), kPair}, stream,
                           args, maps);
 }
@@ -17,7 +18,12 @@ cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int b
 template <typename T, CacheKind kCache>
 cudaError_t start_prefill(const HopperArgs& args, const PrefillMaps& maps, int blocks, cudaStream_t stream) {
   switch (args.common.head_dim) {
-    case 64: return start_prefill<T, Memory<64, kCache>>(args, maps, blocks, stream);
+    case 64:
+      if constexpr (kCache == CacheKind::rows) {
+        using Tall = Memory<64, kCache, 64, false, true>;
+        if (args.common.work.tile_keys == Tall::kKeys) return start_prefill<T, Tall>(args, maps, blocks, stream);
+      }
+      return start_prefill<T, Memory<64, kCache>>(args, maps, blocks, stream);
     case 128: return start_prefill<T, Memory<128, kCache>>(args, maps, blocks, stream);
     case 256: return start_prefill<T, Memory<256, kCache>>(args, maps, blocks, stream);
     default: return cudaErrorInvalidValue;

@@ -28,7 +28,7 @@ struct UnseenValues {
     else
       clear_rows(v, begin, end, keys);
     hopper::fence_shared();
-    hopper::sync_at(5 + Lane::group(), 128);
+    hopper::sync_at(kGroupBarrier + Lane::group(), 128);
   }
   /// Rows that are in the tile and in a gap.
   __device__ static void clear_gap(Tile& v, int begin, int end, int keys) {
@@ -36,7 +36,7 @@ struct UnseenValues {
     for (int i = max(begin, 0) * 8 + static_cast<int>(threadIdx.x) % 128; i < min(end, keys) * 8; i += 128)
       clear_chunk(v, i / 8, i % 8);
     hopper::fence_shared();
-    hopper::sync_at(5 + Lane::group(), 128);
+    hopper::sync_at(kGroupBarrier + Lane::group(), 128);
   }
   /// Clears 8 tokens of a dim at a time: groups that are not all seen, at the beginning of the tile and at its end.
   __device__ void clear_packed(Tile& v, int begin, int end, int keys) const {
