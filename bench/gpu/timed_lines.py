@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 # A kernel that changed after other files were written: the files that timed it as it is.
-TIMED_AGAIN = {"sm90_cluster": ("h100-cluster-codes.json",)}
+TIMED_AGAIN = {"sm90_cluster": ("h100-cluster-codes.json",), "sm90_prefill, tall": ("h100-unmasked-loop.json",)}
 
 
 def timed(line: str, us: float, kernel: str = "", key_value: bool = False) -> dict:
@@ -80,6 +80,11 @@ def read(path: Path) -> "list[dict]":
     return [{**timed(line, median(us), kernel, key_value), "file": path.name} for (line, kernel, key_value), us in found.items()]
 
 
-def is_of_this_kernel(row: dict, served_by: "list[str]") -> bool:
-    """Whether a row was timed on the kernels that serve it today."""
-    return all(row["file"] in TIMED_AGAIN.get(name, (row["file"],)) for name in served_by)
+def kernel_of(one: dict) -> str:
+    """The kernel of a predicted list. Prefill's tall tiles (docs/kernels/sm90_prefill.md) have a kernel of their own."""
+    return one["served_by"] + (", tall" if one["served_by"] == "sm90_prefill" and one["tile_keys"] == 96 else "")
+
+
+def is_of_this_kernel(row: dict, lists: "list[dict]") -> bool:
+    """Whether a row was timed on the kernels that serve it today, those of a prediction's lists."""
+    return all(row["file"] in TIMED_AGAIN.get(kernel_of(one), (row["file"],)) for one in lists if one["items"])
