@@ -19,7 +19,7 @@ constexpr const char* kTypes[] = {
     "q=bf16 kv=fp8_e5m2 layout=packed out=fp8_e4m3fn kscale=tensor vscale=tensor index=i64",
     "q=f32 kv=f32 out=fp8_e4m3fn",
 };
-constexpr const char* kShapes[] = {
+constexpr const char* kRowShapes[] = {
     "heads=4:2 d=32 page=8 lse=1 reqs=3@20,1@30,5",
     "heads=8:2 d=64 page=16 window=20 sinks=1 lse=1 reqs=1@190,9@366,70@200",
     "heads=8:2 d=128 page=16 cap=8 alibi=1 lse=1 reqs=2x1@1300,2@9,140@300",
@@ -41,9 +41,9 @@ std::vector<Entry> row_type_matrix(const AskedTypes& asked, bool quick) {
   std::vector<Entry> list;
   const AskedTypes sizes{.head_dims = asked.head_dims, .layouts = asked.layouts};
   std::size_t turn = 0;
-  for (std::size_t shape = 0; shape < std::size(kShapes); ++shape)
+  for (std::size_t shape = 0; shape < std::size(kRowShapes); ++shape)
     for (std::size_t type = 0; type < std::size(kTypes); ++type, ++turn) {
-      const ProblemLine line = hazard_line(kTypes[type], kShapes[shape], 7000 + turn);
+      const ProblemLine line = hazard_line(kTypes[type], kRowShapes[shape], 7000 + turn);
       if (!is_asked(line, asked) || (quick && (type != (2 * shape) % std::size(kTypes) || list.size() >= kQuickEntries)))
         continue;
       if (const auto legal = in_asked(line, sizes, turn)) list.push_back({"hazards", "EightBitRows", *legal, Special::none});
