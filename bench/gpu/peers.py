@@ -39,7 +39,7 @@ COPIED_BYTES = 400 << 20  # of K and V that a graph walks over: several times an
 MOST_COPIES = 96
 SLOW = 4.0  # a library that takes so many times Quire's time is timed in two rounds
 WRONG = 0.02  # of the largest value of a row: bf16 outputs of kernels that round weights stay under a fifth of it
-WRONG_ROUNDED = 2 * 2**-4  # of callers that round query and weights to e4m3, each by at most 2^-4 of its value; 0.04 was seen on an H100
+WRONG_ROUNDED = 2 * 2**-4  # of callers that round query and weights to e4m3, each by at most 2^-4 of its value; 0.056 was seen on an H100
 
 
 @dataclass(frozen=True)
