@@ -17,6 +17,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   cluster      240 random lines of one row a request, few enough for its cluster decode
   four_bits    120 random lines with 4 bits on a side or both, for cuda_generic; a refusal counts as a failure
   prefill      160 random lines of what its prefill takes; --caches: both of these cache types alone
+  tall         48 random batches at head_dim 64 that fill prefill's tall tiles (docs/kernels/sm90_prefill.md)
   masked       200 random lines with masks of every kind, and its wide head_dims (192 with V of 128, 512), with and without masks
   sm90_hazards the hazards in its types and head_dims, with power: every planted fault that a case can show must be caught. Its
                HugeOffsets take many GiB of the device: --jobs 3 at most
@@ -98,6 +99,33 @@ def prefill_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: f
         lines.append(f"{types} heads={kv_heads * group}:{kv_heads} d={pick.choice([64, 128, 256])} "
                      f"{cache_shape(pick)} reqs={','.join(reqs)} "
                      f"{' '.join(options)} seed={seed + i}")
+    return lines
+
+
+TALL_ROWS = 2 * 132 * 192  # score rows from which on a GPU of 132 SMs has tall tiles (least_tall_tiles in src/plan/kernels/cuda_sm90.h)
+
+
+def tall_lines(count: int, seed: int) -> "list[str]":
+    """Batches at head_dim 64 that fill tall tiles: chunks on contexts, with windows that begin within tiles."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, kv_heads = pick.choice(["bf16", "f16"]), pick.choice([4, 5, 8])
+        group = pick.choice([8, 11, 12, 16])
+        left = -(-TALL_ROWS // (kv_heads * group)) + pick.randrange(100)
+        reqs = []
+        while left > 0:
+            rows = min(left, pick.choice([33, 96, 128, pick.randrange(20, 700)]))
+            left -= rows
+            context = pick.choice([0, 1, 95, 96, 97, 128, pick.randrange(700)])
+            cached = f"/{pick.randint(context, context + rows)}" if pick.random() < 0.2 else ""
+            reqs.append(f"{rows}@{context}{cached}")
+        reqs += [f"{pick.randint(1, 3)}x1@{pick.randrange(900)}"] * pick.choice([0, 1])
+        options = [f"window={pick.choice([1, 96, 97, 300, 430])}"] * pick.choice([0, 1]) + ["alibi=1"] * pick.choice([0, 0, 0, 1])
+        options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 1]) + ["lse=1"]
+        options += [f"scale={pick.choice([0.02, 0.5, 3, 10])}"] * pick.choice([0, 0, 1])
+        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d=64 page={pick.choice([8, 16, 24, 32, 48, 64, 80, 128])} "
+                     f"layout={pick.choice(['nhd', 'hnd'])} reqs={','.join(reqs)} {' '.join(options)} seed={seed + i}")
     return lines
 
 
@@ -334,6 +362,7 @@ def main() -> int:
     of_four_bits = four_bit_lines(args.count or 120, args.seed)
     of_prefill = prefill_lines(args.count or 160, args.seed, args.caches, args.eight_bits)
     of_masks = masked_lines(args.count or 200, args.seed)
+    of_tall = tall_lines(args.count or 48, args.seed)
     sections = {
         "sm90_hazards": [["--backend", "cuda", "--types", types, "--dims", "64,128,256"] for types in SM90_TYPES],
         "hazards": [["--backend", "cuda", "--matrix", "hazards"]],
@@ -343,6 +372,7 @@ def main() -> int:
         "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
         "cluster": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_clusters, 2 * args.jobs)],
         "prefill": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs)],
+        "tall": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_tall, 2 * args.jobs)],
         "masked": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_masks, 2 * args.jobs)],
         "four_bits": [["--backend", "cuda_generic", "--no-power", *lines] for lines in by_lines(of_four_bits, 2 * args.jobs)],
         "notes": [["--backend", "cuda", "--matrix", "notes", "--no-power"]],

@@ -124,7 +124,9 @@ std::vector<Hazard> pages_and_windows() {
       {"LastPagePartial", {"heads=4:2 d=32 page=16 reqs=1@20,3@29,17@5,1@15 lse=1"}},
       {"ChunkStartsMidPage", {"heads=4:2 d=32 page=16 reqs=9@7,16@23,5@33,1@17"}},
       {"WindowHidesFirstPage",
-       {"heads=4:2 d=16 page=4 window=4 reqs=3@5,1@7,2@70 lse=1", "heads=4:4 d=16 page=16 window=20 reqs=5@60,1@200"}},
+       {"heads=4:2 d=16 page=4 window=4 reqs=3@5,1@7,2@70 lse=1", "heads=4:4 d=16 page=16 window=20 reqs=5@60,1@200",
+        // Tiles of keys that all rows see whole, and before them the window's edge.
+        "heads=4:2 d=16 page=16 window=500 lse=1 reqs=80@900"}},
       {"WindowOne", {"heads=4:2 d=16 page=8 window=1 reqs=5@9,1@40,1 lse=1"}},
       {"NoVisibleKey",
        {"heads=4:2 d=16 page=16 window=5 reqs=100@30 lse=1", "heads=2:2 d=16 page=16 window=8 reqs=40@1010 sinks=1 lse=1"}},
