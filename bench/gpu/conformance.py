@@ -112,7 +112,7 @@ def tall_lines(count: int, seed: int) -> "list[str]":
     for i in range(count):
         dtype, kv_heads = pick.choice(["bf16", "f16"]), pick.choice([4, 5, 8])
         group = pick.choice([8, 11, 12, 16])
-        left = -(-TALL_ROWS // (kv_heads * group)) + pick.randrange(100)
+        left = -(-TALL_ROWS // (kv_heads * group)) + 32 + pick.randrange(100)  # plans leave out a token of each request
         reqs = []
         while left > 0:
             rows = min(left, pick.choice([33, 96, 128, pick.randrange(20, 700)]))

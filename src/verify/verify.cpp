@@ -115,7 +115,10 @@ void keep_what_target_knows(std::vector<Entry>& entries, const Target& target, c
   const auto drop = [&entries](auto&& of) { std::erase_if(entries, of); };
   const auto is_of_latent_rows = [](const Entry& entry) { return entry.line.problem.kv_dtype == DType::fp8_ds_mla; };
   if (!target.padding)
-    for (Entry& entry : entries) entry.line.problem.padding = Padding::refused, entry.line.problem.num_padding_rows = 0;
+    for (Entry& entry : entries) {
+      entry.line.problem.padding = Padding::refused;
+      entry.line.problem.num_padding_rows = 0;
+    }
   if (!target.masks)  // hazards of masks mean nothing without masks
     drop_but_random(
         entries, [](const Entry& entry) { return has_masks(entry.line.problem) || entry.shard.world > 1; },

@@ -195,7 +195,7 @@ TEST(DeviceLists, DecodeIsNotDividedForRequestsThatMayNotBeThere) {
 // A query row of a group that fits no tile of decode is prefill's where its weights may be rounded: it takes all rows, and
 // nothing is launched for others. Elsewhere decode takes it in slices.
 // Tiles of three warpgroups at head_dim 64, where a batch has two of them for each pair of blocks: 2 x 66 x 384 score rows are
-// 1584 tokens of 32 heads. Caches of codes, packed ones and masks have no such tiles.
+// 1584 tokens of 32 heads, beside one of each request. Caches of codes, packed ones and masks have no such tiles.
 TEST(DeviceLists, PromptsAtHeadDim64HaveTallTilesOnHopper) {
   const Device sm90 = find_device("sm90").value();
   const auto tile_of = [&](const std::string& line) {
@@ -206,8 +206,10 @@ TEST(DeviceLists, PromptsAtHeadDim64HaveTallTilesOnHopper) {
   };
   const std::string bf16 = "q=bf16 heads=32:8 page=16 ";
   const std::pair<std::int64_t, std::int64_t> tall{384, 96}, other{256, 128};
-  EXPECT_EQ(tile_of(bf16 + "d=64 reqs=1584"), tall);
-  EXPECT_EQ(tile_of(bf16 + "d=64 reqs=1583"), other);
+  EXPECT_EQ(tile_of(bf16 + "d=64 reqs=1585"), tall);
+  EXPECT_EQ(tile_of(bf16 + "d=64 reqs=1584"), other);
+  EXPECT_EQ(tile_of(bf16 + "d=64 reqs=1585,300x1@100"), tall);
+  EXPECT_EQ(tile_of(bf16 + "d=64 reqs=1500,300x1@100"), other);
   EXPECT_EQ(tile_of(bf16 + "d=64 layout=hnd window=128 sinks=1 reqs=4x1024"), tall);
   EXPECT_EQ(tile_of(bf16 + "d=64 causal=0 reqs=2048:4096"), tall);
   EXPECT_EQ(tile_of(bf16 + "d=64 causal=0 window=64 wright=64 reqs=4096"), other);

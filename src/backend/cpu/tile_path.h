@@ -50,18 +50,22 @@ ScoreBlock score_part_of(std::int64_t vectors) {
   return score_block<V, V::kRows, kCols>;
 }
 
-/// Rows [m, m + rows) against the key blocks that hold `keys`: of a whole block of rows, the vectors that hold them.
+/// Rows [m, m + rows) against the key blocks that hold `keys`: V::kRows rows against the vectors that hold them, fewer rows
+/// against whole blocks.
 template <class V>
 void score_rows(const ItemView& v, std::int64_t m, std::int64_t rows, TileKeys keys) {
   constexpr std::int64_t kBlock = V::kCols * V::kWidth;
   const ScoreBlock whole = score_block_of<V>(rows);
   for (std::int64_t j = keys.begin / kBlock * kBlock; j < keys.end; j += kBlock) {
-    const std::int64_t skip = rows == V::kRows && keys.begin > j ? (keys.begin - j) / V::kWidth * V::kWidth : 0;
-    const std::int64_t left = keys.end - j - skip, vectors = (left + V::kWidth - 1) / V::kWidth;
-    const bool part = rows == V::kRows && (skip > 0 || vectors < V::kCols);
-    const ScoreBlock block =
-        part ? score_part_of<V>(vectors < V::kCols - skip / V::kWidth ? vectors : V::kCols - skip / V::kWidth) : whole;
-    block(v.query + m * v.stride, v.stride, v.k_panel + j * v.stride + skip, v.args.head_dim, v.scores + j + skip, v.tile_kv);
+    std::int64_t first = 0, end = V::kCols;  // vectors of the block
+    if (rows == V::kRows) {
+      first = keys.begin > j ? (keys.begin - j) / V::kWidth : 0;
+      end = keys.end - j < kBlock ? (keys.end - j + V::kWidth - 1) / V::kWidth : V::kCols;
+    }
+    const ScoreBlock block = end - first < V::kCols ? score_part_of<V>(end - first) : whole;
+    const std::int64_t at = j + first * V::kWidth;
+    block(v.query + m * v.stride, v.stride, v.k_panel + j * v.stride + first * V::kWidth, v.args.head_dim, v.scores + at,
+          v.tile_kv);
   }
 }
 

@@ -25,7 +25,7 @@ template <class Arguments>
 Status launch(const Launch& what, std::int64_t blocks, const Arguments& arguments, Stream stream) {
   const Result<Function> function = find_function(what.source, what.kernel);
   if (!function.ok()) return function.status();
-  const Api& hip = *api().value();  // which has found the function
+  const Api& hip = *api().value();  // there is a runtime: find_function() asked it
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
   const Error error =
       hip.module_launch_kernel(function.value(), static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(what.threads), 1, 1,

@@ -232,13 +232,18 @@ DeviceList cluster_decode(DeviceList decode, const Plan& plan) {
   return decode;
 }
 
-/// Tall tiles where the batch's tokens fill enough of them. Instances for masks and for other caches have none.
+/// Whether prefill has an instance with tall tiles for a problem: none for masks, packed caches and caches of codes.
+bool has_tall_tiles(const Problem& p) {
+  return Sm90Tuning::may_be_tall(p.head_dim) && has_16_bit_rows(p) && (p.is_causal_at_end() || sees_all_keys(p));
+}
+
+/// Tall tiles where the batch's tokens fill enough of them, a token of each request left out: it may be a decode row.
 PrefillTile prefill_tile(const Plan& plan) {
   const Problem& p = plan.problem;
-  const bool has_tall = Sm90Tuning::may_be_tall(p.head_dim) && has_16_bit_rows(p) && (p.is_causal_at_end() || sees_all_keys(p));
-  const PrefillTile tall = Sm90Tuning::prefill_tile(p.head_dim, has_tall);
-  const std::int64_t score_rows = plan.bounds.num_tokens * p.num_q_heads, blocks = plan.num_threads;
-  return score_rows >= kSm90.least_tall_tiles * blocks * tall.rows() ? tall : Sm90Tuning::prefill_tile(p.head_dim, false);
+  const PrefillTile tall = Sm90Tuning::prefill_tile(p.head_dim, /*tall=*/true);
+  const std::int64_t score_rows = (plan.bounds.num_tokens - plan.bounds.num_reqs) * p.num_q_heads;
+  const bool fills = score_rows >= kSm90.least_tall_tiles * plan.num_threads * tall.rows();
+  return Sm90Tuning::prefill_tile(p.head_dim, fills && has_tall_tiles(p));
 }
 
 /// Tiles of whole groups, half for each block of a pair; a block an SM. One group has to fit a block.
@@ -315,7 +320,7 @@ constexpr Body kSm90Bodies[] = {
     {.role = Role::prefill,
      .name = "sm90_prefill",
      .blocks_per_unit = 2,
-     .matrix_rows = 128,
+     .matrix_rows = kSm90.prefill_pair * PrefillTile::kGroupRows,
      .own_tiles_dim = 256,
      .rounds_weights = true}};
 /// Source: docs/lab/2026-11-22-hopper-decode.md and hopper-prefill.md (H200), 2026-11-26-predicted.md (H100). A wrong value makes

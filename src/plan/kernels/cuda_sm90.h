@@ -12,8 +12,8 @@ namespace quire::plan_detail {
 struct PrefillTile {
   std::int64_t groups;  ///< consumer warpgroups of a block
   std::int64_t keys;
-  /// Score rows of a block. A warpgroup has 64, as wgmma has.
-  constexpr std::int64_t rows() const { return 64 * groups; }
+  static constexpr std::int64_t kGroupRows = 64;  ///< score rows of a warpgroup, as wgmma has
+  constexpr std::int64_t rows() const { return kGroupRows * groups; }
 };
 
 /// Sizes and limits of the Hopper kernels. Times and rates were measured on an H200 (docs/kernels/sm90_decode.md,
@@ -85,6 +85,7 @@ struct Sm90Tuning {
     if (tall) return {.groups = 3, .keys = 96};
     return {.groups = 2, .keys = head_dim > 192 ? 64 : 128};
   }
+  /// Whether there are tall tiles of this head_dim.
   static constexpr bool may_be_tall(std::int64_t head_dim) { return head_dim == 64; }
   /// Tiles of decode that take as long as one of prefill ("Beside decode" in docs/kernels/sm90_prefill.md).
   constexpr std::int16_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }

@@ -20,7 +20,8 @@ struct StageRing {
   }
 };
 
-/// Named barriers of a block; those of warpgroups are followed by others' (at most three). 0 is __syncthreads().
+/// Named barriers of a block: kTurnBarrier + g and kGroupBarrier + g are of warpgroup g, one of at most three. 0 is
+/// __syncthreads().
 constexpr int kConsumersBarrier = 1, kTurnBarrier = 2, kGroupBarrier = kTurnBarrier + 3;
 
 /// Content of the cache: rows of 16-bit dims or of fp8 codes, or either packed (packed_layout.h).
@@ -43,7 +44,8 @@ struct Memory {
   static constexpr bool kCodes = holds_codes(kCache), kPacked = is_packed(kCache);
   static constexpr plan_detail::PrefillTile kTile = plan_detail::Sm90Tuning::prefill_tile(kDim, kTall);
   static constexpr int kGroups = kTile.groups, kRows = kTile.rows(), kKeys = kTile.keys;
-  static constexpr int kStages = kDim > 256 ? 1 : kGroups;
+  /// Tall tiles have room for three stages, which took 2 % less time than two (H100, docs/lab/2026-11-26-unmasked-loop.md).
+  static constexpr int kStages = kDim > 256 ? 1 : kTall ? 3 : 2;
   /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. With fewer queries than
   /// jobs, the next job's keys are copied before its query. Head_dim 256 has one job: a second made 16 prompts of 1k 2.5 % slower
   /// (H100, docs/lab/2026-11-26-wide-dims-and-masks.md).
@@ -58,9 +60,9 @@ struct Memory {
   static constexpr int kFirstTransformThread =
       kConsumerThreads + (kFour ? 128 : 32 * kProducerWarps);  ///< the first of their threads
   // A block deals out the registers that all its threads have at first: 168 each, or 128 where there are four warpgroups.
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : kCodes && kDim != 128 ? 56 : 40;
+  static constexpr int kProducerRegisters = kTall ? 32 : kCodes && kDim != 128 ? 56 : 40;
   static constexpr int kTransformRegisters = kFour ? 56 : kProducerRegisters;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
+  static constexpr int kConsumerRegisters = kTall ? 160 : !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
   static constexpr int kAllRegisters = kProducerRegisters + kGroups * kConsumerRegisters + (kFour ? kTransformRegisters : 0);
   static_assert(kAllRegisters <= (kThreads == 512 ? 4 * 128 : 3 * 168));
   static constexpr int kRowBytes = 128;  ///< of a 64-dim half
@@ -110,8 +112,8 @@ struct Memory {
   static_assert(sizeof(Shared) <= 227 * 1024);
 
   /// Jobs are begun before the job before them is closed: there are slots for their queries, and all tiles have the same types.
-  /// Three warpgroups have no registers for it: weights of the one job would stand beside the output of the other.
-  static constexpr bool kBeside = !kCodes && kQueries > 1 && kGroups == 2;
+  /// Tall tiles have no registers for it: weights of the one job would stand beside the output of the other.
+  static constexpr bool kBeside = !kCodes && kQueries > 1 && !kTall;
 
   using Ring = StageRing<kStages>;
   struct TileRings {
