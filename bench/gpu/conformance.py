@@ -15,6 +15,7 @@ usage: conformance.py --quire PATH --out FILE [--commit TEXT] [--without-notes] 
   python       DIR/test_vllm_cuda.py (vLLM's 96 ids on torch tensors) and DIR/test_cuda.py, with the quire that python3 imports
   sm90         240 random lines of what cuda_sm90's decode takes; a refusal counts as a failure
   cluster      240 random lines of one row a request, few enough for its cluster decode
+  head_pairs   120 random lines of one row a request at head_dim 64, for decode tiles of two KV heads
   four_bits    120 random lines with 4 bits on a side or both, for cuda_generic; a refusal counts as a failure
   prefill      160 random lines of what its prefill takes; --caches: both of these cache types alone
   tall         48 random batches at head_dim 64 that fill prefill's tall tiles (docs/kernels/sm90_prefill.md)
@@ -229,6 +230,31 @@ def cluster_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: f
     return lines
 
 
+def head_pair_lines(count: int, seed: int) -> "list[str]":
+    """One row a request at head_dim 64, for decode tiles of two KV heads: more segments than clusters take, or long requests."""
+    pick = random.Random(seed)
+    lines = []
+    for i in range(count):
+        dtype, kv_heads, group = pick.choice(["bf16", "f16"]), pick.choice([2, 4, 6, 8, 16]), pick.randint(1, 8)
+        context = lambda: pick.choice([0, 1, 15, 63, 64, 127, pick.randrange(200), pick.randrange(1500)])  # noqa: E731
+        requests = -(-133 // kv_heads) + pick.randrange(20)
+        reqs = [f"{rows}x1@{context()}" for rows in (requests // 3, requests // 3, requests - requests // 3 * 2)]
+        if pick.random() < 0.25:  # few segments of many parts
+            reqs = [f"1@{pick.randrange(9000, 20000)}"]
+        if pick.random() < 0.25:  # rows that are not cached
+            length = context()
+            reqs.append(f"1@{length}/{length}")
+        if pick.random() < 0.15:  # requests without rows
+            reqs.insert(pick.randrange(len(reqs) + 1), f"{pick.randint(1, 3)}x0@{context()}")
+        options = [f"window={pick.choice([1, 7, 63, 64, 65, 1000])}"] * pick.choice([0, 0, 1]) + ["alibi=1"] * pick.choice([0, 0, 1])
+        options += ["cap=5"] * pick.choice([0, 0, 0, 1]) + ["sinks=1"] * pick.choice([0, 0, 1]) + ["lse=1"]
+        options += [f"scale={pick.choice([0.02, 0.5, 3, 10])}"] * pick.choice([0, 0, 1]) + ["out=fp8_e4m3fn"] * pick.choice([0, 0, 0, 1])
+        options += ["kscale=head vscale=tensor"] * pick.choice([0, 0, 0, 0, 1])  # served by tiles of one head
+        lines.append(f"q={dtype} kv={dtype} heads={kv_heads * group}:{kv_heads} d=64 page={pick.choice([8, 16, 16, 24, 48, 64, 128])} "
+                     f"layout=nhd reqs={','.join(reqs)} {' '.join(options)} seed={seed + i}")
+    return lines
+
+
 def four_bit_lines(count: int, seed: int) -> "list[str]":
     """nvfp4 or mxfp4 on a side or on both, over layouts, head_dims, masks and scales that the portable kernel takes."""
     pick = random.Random(seed)
@@ -363,6 +389,7 @@ def main() -> int:
     of_prefill = prefill_lines(args.count or 160, args.seed, args.caches, args.eight_bits)
     of_masks = masked_lines(args.count or 200, args.seed)
     of_tall = tall_lines(args.count or 48, args.seed)
+    of_head_pairs = head_pair_lines(args.count or 120, args.seed)
     sections = {
         "sm90_hazards": [["--backend", "cuda", "--types", types, "--dims", "64,128,256"] for types in SM90_TYPES],
         "hazards": [["--backend", "cuda", "--matrix", "hazards"]],
@@ -372,6 +399,7 @@ def main() -> int:
         "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
         "cluster": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_clusters, 2 * args.jobs)],
         "prefill": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs)],
+        "head_pairs": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_head_pairs, 2 * args.jobs)],
         "tall": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_tall, 2 * args.jobs)],
         "masked": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_masks, 2 * args.jobs)],
         "four_bits": [["--backend", "cuda_generic", "--no-power", *lines] for lines in by_lines(of_four_bits, 2 * args.jobs)],

@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def ways(torch: Any, data: Any) -> dict[str, Callable[[], Call]]:
-    libraries = (by_quire, by_flash_attention_3, by_flashinfer, by_xqa, by_cudnn_paged, by_hpc_ops, by_vllm_triton, by_torch)
+    libraries = (by_quire, by_flash_attention_3, by_flash_attention_2, by_flashinfer, by_xqa, by_cudnn_paged, by_hpc_ops, by_vllm_triton, by_torch)
     return {who: make for library in libraries for who, make in library(torch, data)}
 
 
@@ -59,7 +59,7 @@ def by_quire(torch: Any, data: Any) -> Ways:
 
     p = data.problem
 
-    def make(bounds: dict[str, int]) -> Call:
+    def make(bounds: dict[str, Any]) -> Call:
         batch = quire.Batch(
             query=data.query, output=data.output, query_start_loc=data.starts, seq_lens=data.lens, block_table=data.table
         )
@@ -73,8 +73,13 @@ def by_quire(torch: Any, data: Any) -> Ways:
 
         return call
 
-    yield "Quire", lambda: make({"max_query_len": max(p.query_lens), "max_seq_len": max(p.seq_lens)})
+    longest = {"max_query_len": max(p.query_lens), "max_seq_len": max(p.seq_lens)}
+    yield "Quire", lambda: make(longest)
     yield "Quire, no bounds", lambda: make({})
+    yield "Quire, batch_invariant", lambda: make({**longest, "batch_invariant": True})
+    yield "Quire, exact_weights", lambda: make({**longest, "exact_weights": True})
+    if not p.is_fp8:  # the kernel that sm80 and sm89 have: beside FlashAttention 2, which is made for those
+        yield "Quire cuda_mma", lambda: make({**longest, "kernel": "cuda_mma"})
 
 
 def by_flash_attention_3(torch: Any, data: Any) -> Ways:
@@ -116,6 +121,21 @@ def by_flash_attention_3(torch: Any, data: Any) -> Ways:
         yield f"{name}, no metadata", lambda: make(p.page, with_metadata=False)
     if p.page != 128:
         yield f"{name}, page 128", lambda: make(128)
+
+
+def by_flash_attention_2(torch: Any, data: Any) -> Ways:
+    p, vllm = data.problem, found("vllm.vllm_flash_attn")
+    if vllm is None or p.is_fp8:
+        return
+    window = [p.window - 1, 0] if p.window else [-1, -1]
+
+    def call(copy: int) -> Any:
+        return vllm.flash_attn_varlen_func(
+            data.query, *data.caches[copy], max(p.query_lens), data.starts, max(p.seq_lens), seqused_k=data.lens, softmax_scale=p.dim**-0.5,
+            causal=True, window_size=window, block_table=data.table, fa_version=2,
+        )  # fmt: skip
+
+    yield "FlashAttention 2", lambda: call
 
 
 def flashinfer_pages(torch: Any, data: Any) -> tuple[Any, Any, Any]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times attention libraries on one GPU beside Quire, on the same inputs, in one run, and writes one JSON.
 
-usage: peers.py [--out FILE] [--cases FILE] [--only TEXT] [--peer TEXT]... [--rounds N] [--minutes M] [--commit TEXT]
+usage: peers.py [--out FILE] [--cases FILE] [--only TEXT] [--peer TEXT]... [--rounds N] [--minutes M] [--joules SECONDS] [--commit TEXT]
        peers.py --list         the libraries that are installed here
        peers.py --self-test    problem lines, counts of work, who is asked what; needs no GPU
 
@@ -13,6 +13,9 @@ For each case all callers get the same N(0,1) query, keys, values and page table
 copies of K and V, at least 400 MB of them, so that no copy is in the L2 cache. All graphs of a case are captured, then replayed in a
 shuffled order, round after round; a result is the median of all replays. Every output is compared with f32 attention on sampled rows,
 before and after the timing. An output that is wrong, or a library that refuses, is a row with the reason and without a time.
+
+--joules SECONDS: each caller's graph is replayed for so long once more, and the card's energy counter is read before and after (NVML,
+nvmlDeviceGetTotalEnergyConsumption; needs nvidia-ml-py). The counter moves every 20 to 100 ms: less than a second says little.
 
 The format is that of bench/results/h200-sidebyside.json, which tools/draw_performance.py draws.
 """
@@ -210,6 +213,8 @@ class Entry:
     replays: list[float] | None = None
     error: float = 0.0
     refused: str = ""
+    joules: float = 0.0  # of a call, by the card's own counter; 0: not asked
+    mhz: float = 0.0  # median clock of the SMs meanwhile
 
 
 def first_line(error: BaseException) -> str:
@@ -270,6 +275,45 @@ def replay(torch: Any, entry: Entry, calls: int) -> None:
     entry.replays.append(begin.elapsed_time(end) * 1000 / calls)
 
 
+class EnergyCounter:
+    """Energy that the card has used since its driver was loaded, and the clock of its SMs."""
+
+    def __init__(self, torch: Any):
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        self._nvml, self._device = pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def joules(self) -> float:
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device) / 1000
+
+    def mhz(self) -> int:
+        return self._nvml.nvmlDeviceGetClockInfo(self._device, self._nvml.NVML_CLOCK_SM)
+
+
+def measure_energy(torch: Any, entry: Entry, calls: int, seconds: float, counter: EnergyCounter) -> None:
+    """Replays the graph for that long without a pause of the GPU: the host enqueues the next tenth of a second before the last is done."""
+    assert entry.replays
+    once = statistics.median(entry.replays) * calls * 1e-6
+    batch = max(1, round(0.1 / once))
+    done, clocks = 0, []
+    torch.cuda.synchronize()
+    used, began = counter.joules(), time.monotonic()
+    while time.monotonic() - began < seconds:
+        for _ in range(batch):
+            entry.graph.replay()
+        done += batch
+        last = torch.cuda.Event()
+        last.record()
+        clocks.append(counter.mhz())
+        while time.monotonic() - began < done * once - 0.05 and not last.query():
+            time.sleep(0.002)
+    torch.cuda.synchronize()
+    entry.joules = (counter.joules() - used) / (done * calls)
+    entry.mhz = statistics.median(clocks)
+
+
 def prepared(torch: Any, data: Data, ways: dict[str, Callable[[], Callable[[int], Any]]]) -> tuple[list[Entry], int]:
     entries, calls = [], 1
     for who, make in ways.items():
@@ -286,7 +330,9 @@ def prepared(torch: Any, data: Data, ways: dict[str, Callable[[], Callable[[int]
     return entries, calls
 
 
-def measure(torch: Any, data: Data, ways: dict[str, Callable[[], Callable[[int], Any]]], rounds: int, order: random.Random) -> list[Entry]:
+def measure(
+    torch: Any, data: Data, ways: dict[str, Callable[[], Callable[[int], Any]]], rounds: int, order: random.Random, joules: float
+) -> list[Entry]:
     entries, calls = prepared(torch, data, ways)
     running = [entry for entry in entries if not entry.refused]
     for entry in running:
@@ -301,7 +347,10 @@ def measure(torch: Any, data: Data, ways: dict[str, Callable[[], Callable[[int],
             if turn < 2 or entry.who not in slow:
                 for _ in range(3):
                     replay(torch, entry, calls)
+    counter = EnergyCounter(torch) if joules > 0 else None
     for entry in running:
+        if counter is not None:
+            measure_energy(torch, entry, calls, joules, counter)
         judge(data, entry)
     return entries
 
@@ -311,6 +360,8 @@ def row_of(section: str, case: str, problem: Problem, entry: Entry) -> dict[str,
     if entry.refused or not entry.replays:
         return {**row, "refused": entry.refused or "not timed"}
     times = entry.replays
+    if entry.joules:
+        row |= {"joules": float(f"{entry.joules:.4g}"), "mhz": entry.mhz}
     return {
         **row, "us": round(statistics.median(times), 3), "us_min": round(min(times), 3), "us_max": round(max(times), 3),
         "kv_bytes": problem.kv_bytes(), "flops": problem.flops(), "error": float(f"{entry.error:.3g}"),
@@ -380,7 +431,7 @@ def run(args: argparse.Namespace) -> int:
         data = Data(torch, problem, args.seed)
         if not report["results"]:
             prove_judge(data, peer_calls.ways(torch, data)["Quire"]())
-        for entry in measure(torch, data, asked(peer_calls.ways(torch, data), args.peer), args.rounds, order):
+        for entry in measure(torch, data, asked(peer_calls.ways(torch, data), args.peer), args.rounds, order, args.joules):
             report["results"].append(row_of(section, name, problem, entry))
             last = report["results"][-1]
             print(f"{name:34} {entry.who:34} {last.get('us', last.get('refused'))}", flush=True)
@@ -405,6 +456,8 @@ def self_test() -> int:
         "cases": len(read_cases(CASES)) >= 49 and len({(section, case) for section, case, _ in read_cases(CASES)}) == len(read_cases(CASES)),
         "who is asked": list(asked({"Quire": 1, "FlashInfer decode": 2, "torch cuDNN, dense": 3}, ["FlashInfer"])) == ["Quire", "FlashInfer decode"],
         "a refusal has no time": "us" not in row_of("s", "c", bare, Entry("x", lambda copy: None, refused="no")),
+        "no energy that nobody measured": "joules" not in row_of("s", "c", bare, Entry("x", lambda copy: None, replays=[1.0])),
+        "energy of a call": row_of("s", "c", bare, Entry("x", lambda copy: None, replays=[1.0], joules=0.25, mhz=1500))["joules"] == 0.25,
         "a time is a median": row_of("s", "c", bare, Entry("x", lambda copy: None, replays=[3.0, 1.0, 2.0]))["us"] == 2.0,
     }
     try:
@@ -425,6 +478,7 @@ def main() -> int:
     parser.add_argument("--peer", action="append", help="libraries whose name has this text, beside Quire")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60.0, help="no case is begun after that")
+    parser.add_argument("--joules", type=float, default=0.0, metavar="SECONDS", help="measure energy, too")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", help="of the build that is measured; default: what git says")
     parser.add_argument("--list", action="store_true")

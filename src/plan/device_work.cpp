@@ -115,13 +115,13 @@ void count_shares(const Plan& plan, const DeviceList& list, const Body& body, Li
   using Args = schedule::ShareArgs<std::int64_t>;
   const Problem& p = plan.problem;
   const Args args{static_cast<std::int64_t>(p.reqs.size()),
-                  p.num_kv_heads,
-                  p.group(),
+                  p.num_kv_heads / list.heads,
+                  p.group() * list.heads,
                   p.sliding_window.value_or(0),
                   {list.tile_rows, list.min_rows, list.max_rows, list.split_keys}};
   const schedule::Iterations<Args, true> iterations(args, list.num_blocks);
   std::int64_t all = 0;
-  for (const Request& r : p.reqs) all += iterations.of_head(r.query_len, r.context_len) * p.num_kv_heads;
+  for (const Request& r : p.reqs) all += iterations.of_head(r.query_len, r.context_len) * args.num_kv_heads;
   if (all == 0) return;
   const std::int64_t share =
       schedule::share_of(all, iterations.segments(), list.num_blocks, {body.shares.least, body.shares.whole});

@@ -141,7 +141,8 @@ std::int64_t matrix_rows(const Body& body, const DeviceList& list) {
 /// Microseconds of one tile of keys.
 double tile_us(const BodyCosts& costs, const Body& body, const DeviceList& list, const Problem& problem) {
   const std::int64_t rows = matrix_rows(body, list);
-  const auto keys = static_cast<double>(list.tile_keys), dim = static_cast<double>(problem.head_dim + problem.out_dim()) / 2;
+  const auto keys = static_cast<double>(list.heads * list.tile_keys),
+             dim = static_cast<double>(problem.head_dim + problem.out_dim()) / 2;
   const double of_scores = static_cast<double>(rows) * keys * (costs.score_ps + dim * costs.product_ps);
   return costs.tile_us + 1e-6 * (keys * dim * costs.key_ps + of_scores);
 }

@@ -74,6 +74,7 @@ struct DeviceList {
   std::int64_t target_items = 0;
   std::int64_t num_blocks = 0;    ///< thread blocks that draw items
   std::int64_t cluster = 1;       ///< blocks of a cluster, which has one request and KV head; 1 where blocks draw items alone
+  std::int64_t heads = 1;         ///< KV heads of a tile: 1, or 2 that lie side by side, with the rows of both
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each

@@ -349,6 +349,35 @@ TEST(DeviceLists, FewShortRequestsOfOneRowHaveClusters) {
   EXPECT_EQ(cluster(heads + "1@1000", {.batch_invariant = true}), 0);
 }
 
+// Narrow decode tiles hold two KV heads where a token's heads lie side by side and each has one query row.
+TEST(DeviceLists, HeadsOf64DimsArePaired) {
+  const Device h100 = find_device("h100").value();
+  const auto heads = [&](const std::string& line, const PlanSettings& settings = {}) {
+    const Plan p = plan(parse_problem_line(line)->problem, h100, settings).value();
+    const DeviceList& list = p.work().lists[0];
+    EXPECT_EQ(p.kernel, "cuda_sm90") << line;
+    const DeviceList other = p.kernel.row().gpu->instead(p, list);
+    if (list.heads == 2)
+      EXPECT_TRUE(other.kernel == "cuda_sm90" && other.role == Role::decode && other.heads == 1 && other.tile_rows == 8) << line;
+    if (list.heads == 2) EXPECT_EQ(list.tile_rows, p.problem.group() <= 4 ? 8 : 16) << line;
+    return list.heads;
+  };
+  const std::string line = "q=bf16 kv=bf16 heads=32:8 d=64 page=16 ";
+  EXPECT_EQ(heads(line + "reqs=64x1@8191"), 2);
+  EXPECT_EQ(heads(line + "reqs=64x1@8191 window=128 sinks=1"), 2);
+  EXPECT_EQ(heads("q=f16 kv=f16 heads=12:4 d=64 page=16 reqs=64x1@8191"), 2);
+  EXPECT_EQ(heads(line + "reqs=1@1023"), 1) << "clusters serve it";
+  EXPECT_EQ(heads(line + "reqs=64x2@8191"), 1) << "two rows of a request";
+  EXPECT_EQ(heads(line + "reqs=64x1@8191,512@512"), 1) << "a prompt beside";
+  EXPECT_EQ(heads(line + "layout=hnd reqs=64x1@8191"), 1) << "heads do not lie side by side";
+  EXPECT_EQ(heads("q=bf16 kv=bf16 heads=20:5 d=64 page=16 reqs=64x1@8191"), 1) << "an odd number of heads";
+  EXPECT_EQ(heads("q=bf16 kv=bf16 heads=64:8 d=64 page=16 reqs=64x1@8191"), 2) << "16 score rows";
+  EXPECT_EQ(heads("q=bf16 kv=bf16 heads=72:8 d=64 page=16 reqs=64x1@8191"), 1) << "18 score rows";
+  EXPECT_EQ(heads("q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@8191"), 1);
+  EXPECT_EQ(heads("q=bf16 kv=fp8_e4m3fn heads=32:8 d=64 page=16 reqs=64x1@8191"), 1);
+  EXPECT_EQ(heads(line + "reqs=64x1@8191", {.batch_invariant = true}), 1);
+}
+
 // Another kernel serves a list, in the room that the plan has made for it, if tensors do not suit tensor copies.
 TEST(DeviceLists, WhatStandsInForHopperFitsTheRoom) {
   const Device sm90 = find_device("sm90").value();

@@ -108,12 +108,17 @@ DeviceList stream_k_decode(const Plan& plan);
 /// Whether cuda_mma serves what prefill does not.
 bool mma_takes(const Problem& p) { return has_mma_instance(p) && p.is_causal_at_end(); }
 
-/// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit the kernel: Stream-K for cluster decode;
-/// for the others, which read by tensor copies, cuda_mma's tiles, or cuda_generic's for types and masks that cuda_mma has no
-/// instance for.
+/// The list that stands in for one of cuda_sm90, in its room, where tensors do not suit the kernel: Stream-K for cluster decode,
+/// tiles of one KV head for tiles of two; for the others, which read by tensor copies, cuda_mma's tiles, or cuda_generic's for
+/// types and masks that cuda_mma has no instance for.
 DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
   if (list.role == Role::decode_cluster) return stream_k_decode(plan);
   DeviceList other = list;
+  if (list.heads > 1) {
+    other.heads = 1;
+    other.tile_rows = other.max_rows = kSm90.narrow_rows;
+    return other;
+  }
   if (!mma_takes(plan.problem)) {
     other.kernel = rows::cuda_generic;
     other.role = Role::rows;
@@ -137,6 +142,14 @@ std::int64_t lowest_tile_rows(const Plan& plan, const DeviceList& list) {
   return std::min(list.tile_rows, sm90_instead(plan, list).tile_rows);
 }
 
+/// Two KV heads a narrow tile: where a token's heads lie side by side, rows of one head are 128 bytes, and the tile holds both
+/// heads' rows of one token.
+bool suits_head_pairs(const Plan& plan) {
+  const Problem& p = plan.problem;
+  return p.head_dim == Sm90Tuning::paired_head_dim && is_16_bit(p.kv_dtype) && p.layout == CacheLayout::nhd &&
+         p.num_kv_heads % 2 == 0 && plan.bounds.max_query_len == 1;
+}
+
 /// Decode's tiles. Narrow ones, or wide ones: where a group does not fit a narrow one, or where all requests of the plan are
 /// known to fit the slices of wide ones and not all a narrow tile (speculative decoding).
 DeviceList decode_tiles(const Plan& plan) {
@@ -156,18 +169,20 @@ DeviceList decode_tiles(const Plan& plan) {
     decode.max_rows = limit;
   } else {
     decode.role = Role::decode;
-    decode.tile_rows = decode.max_rows = kSm90.narrow_rows;
+    decode.heads = suits_head_pairs(plan) ? 2 : 1;
+    decode.tile_rows = decode.max_rows = semantics::round_up(decode.heads * plan.problem.group(), kSm90.narrow_rows);
   }
   decode.num_blocks = decode.target_items =
-      plan.num_threads * kSm90.decode_blocks(plan.problem.head_dim, itemsize(plan.problem.kv_dtype), decode.tile_rows);
+      plan.num_threads *
+      kSm90.decode_blocks(plan.problem.head_dim, itemsize(plan.problem.kv_dtype), decode.tile_rows, decode.heads);
   return decode;
 }
 
 /// Parts of a segment in narrow tiles, beyond which merging them, by one block, takes longer than they save: n tiles in p parts
 /// take n / p tiles' time and then p parts', at least where p = sqrt(n tile / part).
-std::int64_t most_parts_of_segment(const Plan& plan) {
+std::int64_t most_parts_of_segment(const Plan& plan, std::int64_t heads) {
   constexpr std::int64_t kDimsAtOnce = 4 * 128;
-  const std::int64_t rows = std::clamp<std::int64_t>(most_rows(plan), 1, kSm90.narrow_rows);
+  const std::int64_t rows = heads * std::clamp<std::int64_t>(most_rows(plan), 1, kSm90.narrow_rows);
   const std::int64_t rounds = semantics::ceil_div(rows * plan.problem.head_dim, kDimsAtOnce);
   const std::int64_t span = plan.problem.sliding_window ? *plan.problem.sliding_window : plan.bounds.max_seq_len;
   const auto tiles = static_cast<double>(semantics::ceil_div(std::min(span, plan.bounds.max_seq_len), kSm90.tile_keys));
@@ -178,9 +193,9 @@ std::int64_t most_parts_of_segment(const Plan& plan) {
 /// Fewer blocks where there are few segments. (Wide tiles have wide_share, batch_invariant ones parts of a fixed size, and beside
 /// prefill the device says how many blocks there are.)
 void limit_parts(DeviceList& decode, const Plan& plan) {
-  const std::int64_t segments = std::max<std::int64_t>(1, plan.bounds.num_reqs) * plan.problem.num_kv_heads;
+  const std::int64_t segments = std::max<std::int64_t>(1, plan.bounds.num_reqs) * plan.problem.num_kv_heads / decode.heads;
   if (decode.role == Role::decode && segments < decode.num_blocks)
-    decode.num_blocks = decode.target_items = std::min(decode.num_blocks, segments * most_parts_of_segment(plan));
+    decode.num_blocks = decode.target_items = std::min(decode.num_blocks, segments * most_parts_of_segment(plan, decode.heads));
 }
 
 /// Decode blocks count merges in a place each, or each of two warpgroups does, and keep two partial results, for which one item a
@@ -227,6 +242,7 @@ bool suits_clusters(const Plan& plan) {
 /// The list by the cluster kernel, in the room of `decode`, which stands in for it.
 DeviceList cluster_decode(DeviceList decode, const Plan& plan) {
   decode.role = Role::decode_cluster;
+  decode.heads = 1;
   decode.cluster = blocks_of_cluster(plan);
   decode.num_blocks = decode.target_items = plan.bounds.num_reqs * plan.problem.num_kv_heads * decode.cluster;
   return decode;
@@ -288,7 +304,7 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
 bool is_worth_a_division(const Plan& longer, const Plan& shorter) {
   const DeviceList &prefill = longer.work().lists[0], &decode = shorter.work().lists[0];
   const Problem& q = shorter.problem;
-  const std::int64_t decode_blocks = kSm90.decode_blocks(q.head_dim, itemsize(q.kv_dtype), decode.tile_rows);
+  const std::int64_t decode_blocks = kSm90.decode_blocks(q.head_dim, itemsize(q.kv_dtype), decode.tile_rows, decode.heads);
   return prefill.role == Role::prefill && decode.role == Role::decode && !is_fp8(q.kv_dtype) &&
          decode.num_blocks >= shorter.num_threads * decode_blocks &&
          std::min(longer.flops / kSm90.flops_per_second, static_cast<double>(shorter.kv_bytes) / kSm90.bytes_per_second) >=
@@ -307,7 +323,7 @@ std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
   for (const Request& r : p.reqs)
     long_tiles += tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, true) * p.num_kv_heads;
   for (const Request& r : shorter.problem.reqs)
-    short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys}) * p.num_kv_heads;
+    short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys}) * p.num_kv_heads;  // of one head
   const std::int64_t long_work = long_tiles * kSm90.weight_beside_call(p.head_dim) + kSm90.ends_beside_call;
   const std::int64_t share = prefill.num_blocks * long_work / (long_work + short_tiles);
   return std::clamp<std::int64_t>(share, prefill.num_blocks - kSm90.reading_blocks, prefill.num_blocks - 2) / 2 * 2;

@@ -23,6 +23,8 @@ struct Sm90Tuning {
   std::int64_t narrow_rows = 8;  ///< score rows of a narrow tile
   std::int64_t wide_groups = 2;  ///< warpgroups of a wide tile, wide_rows() score rows each
   std::int64_t tile_keys = schedule::kShareTileKeys;
+  /// Head_dim whose narrow tiles hold two KV heads: rows of one head, 128 bytes, are read at less than the memory's bandwidth.
+  static constexpr std::int64_t paired_head_dim = 64;
   /// Score rows of a request that decode takes beside a prefill kernel that rounds weights, which is faster from there on.
   std::int64_t rows_beside_prefill = 32;
   /// Score rows that decode takes, in slices of tiles, where there is no such prefill kernel.
@@ -70,8 +72,9 @@ struct Sm90Tuning {
   /// Score rows of a warpgroup of a wide tile, as registers allow.
   constexpr std::int64_t wide_rows(std::int64_t head_dim) const { return head_dim == 256 ? 16 : 32; }
   /// Decode blocks of an SM, which src/backend/cuda/sm90/ makes room for: as many as keep up with memory.
-  constexpr std::int64_t decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows) const {
-    if (tile_rows != narrow_rows || head_dim > 128) return 1;
+  constexpr std::int64_t decode_blocks(std::int64_t head_dim, std::int64_t cache_itemsize, std::int64_t tile_rows,
+                                       std::int64_t heads = 1) const {
+    if (tile_rows > narrow_rows * heads || head_dim > 128) return 1;
     return cache_itemsize == 1 ? 4 : 2;
   }
   /// Whether head_dims of K and V are those of MLA's prefill, or 512. Prefill serves all rows of these, from 16-bit caches of

@@ -58,6 +58,9 @@ struct PrefillMaps {
 cudaError_t launch_decode(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
 /// decode/instances_packed.cu: the same for packed caches.
 cudaError_t launch_decode_packed(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
+/// decode/instances_head_pairs.cu: the same at head_dim 64 with two KV heads a tile (decode/head_pair_tiles.h). The arguments are
+/// those of single heads.
+cudaError_t launch_decode_head_pairs(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream);
 /// cluster/instances.cu: requests of one row, each segment by a cluster of `blocks` blocks.
 cudaError_t launch_cluster(const gpu::AttendArgs& args, int blocks, cudaStream_t stream);
 /// prefill/instances.cu and, for fp8 caches, prefill/instances_fp8.cu: the items of args.common.work, by pairs of `blocks`

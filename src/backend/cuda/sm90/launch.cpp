@@ -47,6 +47,11 @@ bool takes_clusters(const gpu::AttendArgs& a) {
          a.block_table.columns * a.page_size <= kMost / 2;
 }
 
+/// Tiles of two KV heads have no code for scales, nor for this step's rows outside tiles, where scales would have them.
+bool suits_heads(const gpu::AttendArgs& a, const DeviceList& list) {
+  return list.heads == 1 || (a.k_scale.data == nullptr && a.v_scale.data == nullptr);
+}
+
 /// Every row sees every key: instances without masks take such calls (Job::least_position).
 bool sees_all_keys(const gpu::AttendArgs& a) {
   const bool has_shapes =
@@ -57,7 +62,7 @@ bool sees_all_keys(const gpu::AttendArgs& a) {
 
 bool reads(const gpu::AttendArgs& args, const DeviceList& list) {
   if (list.role == Role::decode_cluster) return takes_clusters(args);
-  return list.role == Role::prefill ? takes_prefill_boxes(args) : takes_boxes(args) && fits_row(args);
+  return list.role == Role::prefill ? takes_prefill_boxes(args) : takes_boxes(args) && fits_row(args) && suits_heads(args, list);
 }
 
 void divide(Served& prefill) {
@@ -85,6 +90,7 @@ cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn tu
   if (list.role != Role::prefill) {
     CacheMaps maps;
     if (!encode(maps, args)) return cudaErrorInvalidValue;
+    if (list.heads == 2) return launch_decode_head_pairs(mine, maps, blocks, stream);
     return (is_packed(args) ? launch_decode_packed : launch_decode)(mine, maps, blocks, stream);
   }
   PrefillMaps maps;

@@ -109,6 +109,7 @@ struct Consumer {
 #pragma unroll
       for (int q = 0; q < kColumns; ++q) state.max[q] = -INFINITY;
       fold_tiles(state, job, ring, turn);
+      if constexpr (Memory::kHeads > 1) Online::keep_own_heads(state, a.group / 2);
       Online::combine_parts(state);
       if (group.index != 0 && !group.by_rows(job)) {
         if constexpr (kGroups > 1)

@@ -32,6 +32,7 @@ template <typename T, int kDim_>
 struct Fp8Tiles {
   using Weight = tile::F16;  ///< type of the weights and values in the second product
   static constexpr int kDim = kDim_;
+  static constexpr int kHeads = 1;  ///< KV heads of a tile
   static constexpr bool kInRegisters = true;
   static constexpr bool kHoldUncachedRows = false;               ///< this step's rows have 16 bits
   static constexpr bool kScalesQuery = T::kDType != DType::f16;  ///< row by row, as it becomes f16

@@ -54,7 +54,26 @@ struct Mainloop {
   Shared& shared;
   const Warpgroup<Memory>& group;
 
+  /// Scores of two heads' keys with all rows; each row keeps those with its own head.
+  __device__ void multiply_scores_of_heads(Scores& s, const Job& job, const typename Tiles::Keys& keys, const Tile& k) const {
+    static_assert(kHalves == 1);
+    const std::uint64_t rows = hopper::matrix<hopper::Swizzle::bytes128>(group.query_rows(job), 8 * kQueryBytes);
+    Scores second;
+    hopper::wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Tiles::multiply_keys(s, keys, k, hopper::advanced(rows, step * 32), 0, step);
+      Tiles::multiply_keys(second, keys, k, hopper::advanced(rows, step * 32), 1, step);
+    }
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i)
+      if (Online::is_second_head(Online::column_of(i), a.group / 2)) s[i] = second[i];
+  }
+
   __device__ void multiply_scores(Scores& s, const Job& job, const typename Tiles::Keys& keys, const Tile& k) const {
+    if constexpr (Memory::kHeads > 1) return multiply_scores_of_heads(s, job, keys, k);
     const Byte* const query = group.query_rows(job);
     hopper::wgmma_begin();
 #pragma unroll
@@ -74,7 +93,7 @@ struct Mainloop {
     hopper::wgmma_begin();
     const std::uint64_t weights = hopper::matrix<kSwizzle>(shared.weights[group.index][turn], 8 * kWeightBytes);
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half)
+    for (int half = 0; half < Online::kSums; ++half)
 #pragma unroll
       for (int step = 0; step < kTileKeys / 16; ++step)
         Tiles::multiply_values(state.out[half], values, v, hopper::advanced(weights, step * 16 * kWeightBytes), half, step,

@@ -35,8 +35,9 @@ struct Memory {
   using Tiles = Tiles_;
   using Tile = typename Tiles::Tile;
   static constexpr int kDim = Tiles::kDim, kHalves = kDim / 64, kRows = kRows_;
+  static constexpr int kHeads = Tiles::kHeads;
   static constexpr int kGroups = Tiles::template groups<kRows>(), kBlocks = Tiles::template blocks<kRows>();
-  static constexpr bool kSlices = kRows > 8;               ///< a request may have several slices of score rows; else it has one
+  static constexpr bool kSlices = kRows > 8 * kHeads;      ///< a request may have several slices of score rows; else it has one
   static constexpr bool kByRows = kSlices && kGroups > 1;  ///< pieces may have rows for each warpgroup
   static constexpr int kProducerWarps = kGroups == 1 ? Tiles::kProducerWarps : 2;
   /// Each producer warp copies half of the boxes of keys and of values, because issuing one takes a warp 100 cycles. Where

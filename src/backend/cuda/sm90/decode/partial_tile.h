@@ -16,7 +16,8 @@ struct PartialTile {
   using Tile = typename Tiles::Tile;
   using State = typename Softmax<Memory>::State;
   static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves;
-  static constexpr int kChunks = kDim * Tiles::kElementBytes / 16;  ///< of 16 bytes in a row
+  static constexpr int kHeadChunks = kDim * Tiles::kElementBytes / 16;  ///< of 16 bytes in a head's row
+  static constexpr int kChunks = Memory::kHeads * kHeadChunks;          ///< in a row
 
   const gpu::AttendArgs& a;
   typename Memory::Shared& shared;
@@ -25,16 +26,16 @@ struct PartialTile {
   __device__ bool is_e4m3() const { return a.cache_k.dtype == DType::fp8_e4m3fn; }
 
   /// Overwrites the rows of a tile outside positions [begin, end): rows that are not in the cache, or must not enter a product.
-  /// `source(position)` is the row that takes the place, or null for zeros (which are the same in every type). Warpgroups that
-  /// use the same tile write the same into it.
+  /// `source(position, head)` is the row that takes the place of one of the tile's heads, or null for zeros (which are the same
+  /// in every type). Warpgroups that use the same tile write the same into it.
   template <bool kValues, typename Source>
   __device__ void patch(const Job& job, Tile& tile, int first, int begin, int end, Source&& source) const {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileKeys * kChunks; i += 128) {
       const int key = i / kChunks, chunk = i % kChunks, position = first + key;
       if (position >= begin && position < end) continue;
-      const std::uint16_t* from = source(position);
-      const uint4 dims = from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk * 8) : uint4{};
+      const std::uint16_t* from = source(position, chunk / kHeadChunks);
+      const uint4 dims = from != nullptr ? *reinterpret_cast<const uint4*>(from + chunk % kHeadChunks * 8) : uint4{};
       if constexpr (kValues)
         Tiles::put_values(tile, key, chunk, dims, a.page_size);
       else
@@ -45,8 +46,8 @@ struct PartialTile {
   }
 
   __device__ void put_uncached_keys(const Job& job, Tile& k, int first) const {
-    patch</*kValues=*/false>(job, k, first, 0, job.item.lengths.cached_len, [&](int position) {
-      return position < job.span.any_end ? group.uncached_row(a.key, job, position) : nullptr;
+    patch</*kValues=*/false>(job, k, first, 0, job.item.lengths.cached_len, [&](int position, int head) {
+      return position < job.span.any_end ? group.uncached_row(a.key, job, position, head) : nullptr;
     });
   }
 
@@ -109,11 +110,12 @@ struct PartialTile {
   /// that do not see it. Products with weight 0 add 0: a row's bits do not depend on what other rows see.
   __device__ void prepare_values(State& state, const Job& job, Tile& v, int first) const {
     const int cached_end = min(job.span.any_end, job.item.lengths.cached_len);
-    patch</*kValues=*/true>(job, v, first, job.span.any_begin, cached_end, [&](int position) -> const std::uint16_t* {
+    patch</*kValues=*/true>(job, v, first, job.span.any_begin, cached_end, [&](int position, int head) -> const std::uint16_t* {
       const bool uncached =
           position >= job.item.lengths.cached_len && position < job.span.any_end && position >= job.span.any_begin;
-      return job.uncached_in_tiles && uncached ? group.uncached_row(a.value, job, position) : nullptr;
+      return job.uncached_in_tiles && uncached ? group.uncached_row(a.value, job, position, head) : nullptr;
     });
+    if constexpr (Memory::kHeads > 1) return;  // one query row: all rows see the same keys
     if (job.span.any_begin != job.span.full_begin || job.span.any_end != job.span.full_end)
       set_non_finite_apart(state, job, v, first);
   }

@@ -17,6 +17,7 @@ template <typename T, int kDim_>
 struct PlainTiles {
   using Weight = T;  ///< type of the weights in the second product
   static constexpr int kDim = kDim_;
+  static constexpr int kHeads = 1;             ///< KV heads of a tile
   static constexpr bool kInRegisters = false;  ///< operands leave the tile before the products end
   static constexpr bool kHoldUncachedRows = true;
   static constexpr bool kScalesQuery = false;

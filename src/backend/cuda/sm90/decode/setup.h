@@ -27,8 +27,8 @@ constexpr int narrow_stages(int head_dim, int element_bytes) {
 template <typename T, typename Tiles, int kRows>
 cudaError_t start_rows(const DecodeLaunch& launch) {
   using Block = Memory<Tiles, kRows>;
-  static_assert(plan_detail::kSm90.decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows) == Block::kBlocks);
-  static_assert(kRows != 8 || Block::kStages == narrow_stages(Tiles::kDim, Tiles::kElementBytes));
+  static_assert(plan_detail::kSm90.decode_blocks(Tiles::kDim, Tiles::kElementBytes, kRows, Tiles::kHeads) == Block::kBlocks);
+  static_assert(Block::kSlices || Block::kStages == narrow_stages(Tiles::kHeads * Tiles::kDim, Tiles::kElementBytes));
   return launch_dependent(attend_decode<T, Block>, {launch.blocks, Block::kThreads, sizeof(typename Block::Shared)},
                           launch.stream, launch.args, launch.maps);
 }

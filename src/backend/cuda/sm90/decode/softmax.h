@@ -34,12 +34,13 @@ template <typename Memory>
 struct Softmax {
   using Weight = typename Memory::Tiles::Weight;
   static constexpr int kHalves = Memory::kHalves, kRows = Memory::kRows;
-  static constexpr int kColumns = kRows / 4;  ///< of a thread
+  static constexpr int kSums = Memory::kHeads * kHalves;  ///< accumulators: a head's halves, then the next one's
+  static constexpr int kColumns = kRows / 4;              ///< of a thread
   /// The most by which a logit may exceed the maximum, in base 2: f16 weights are 2^14 times as large and end at 2^16.
   static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
 
   struct State {
-    float out[kHalves][kRows];           ///< [64 dims x 2 kRows columns] each: high parts, then low parts
+    float out[kSums][kRows];             ///< [64 dims x 2 kRows columns] each: high parts, then low parts
     float max[kColumns], sum[kColumns];  ///< base 2, the reference of the weights; the sum over this thread's keys
   };
   /// Scores [64 keys x kRows]: this thread's, element i of column column_of(i).
@@ -51,7 +52,7 @@ struct Softmax {
     const float factor = semantics::weight_in<ptx::Exp2>(state.max[q], top);
     state.sum[q] *= factor;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half)
+    for (int half = 0; half < kSums; ++half)
 #pragma unroll
       for (int i = q / 2 * 4 + q % 2; i < kRows; i += kRows / 2) {
         state.out[half][i] *= factor;
@@ -63,6 +64,16 @@ struct Softmax {
   /// Weight of a logit of column q, times 2^kWeightShift.
   __device__ static float weight_of(const State& state, float logit, int q) {
     return ptx::exp2_approx(logit - (semantics::base_of(state.max[q]) - Weight::kWeightShift));
+  }
+
+  /// Two heads a tile: whether column q is a row of the second head, where a head has `rows` rows.
+  __device__ static bool is_second_head(int q, int rows) { return Lane<typename Memory::Tiles>().column(q) >= rows; }
+  /// Moves the second head's accumulators of its own rows to where the first head's are.
+  __device__ static void keep_own_heads(State& state, int rows) {
+    static_assert(Memory::kHeads == 2 && kHalves == 1);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (is_second_head(column_of(i % (kRows / 2)), rows)) state.out[0][i] = state.out[1][i];
   }
 
   /// Adds the low parts to the high parts. The low part of an infinite value means nothing and is left out.

@@ -68,9 +68,10 @@ struct Warpgroup {
   __device__ float* query_units(const Job& job) const { return shared.query_units[by_rows(job) ? index : 0]; }
 
   /// Row of this step's keys or values at a position that is not cached.
-  __device__ const std::uint16_t* uncached_row(const gpu::RowSource& rows, const Job& job, int position) const {
+  /// `head`: which of a tile's heads.
+  __device__ const std::uint16_t* uncached_row(const gpu::RowSource& rows, const Job& job, int position, int head = 0) const {
     const std::int64_t token = job.item.lengths.first_token + position - job.item.lengths.context_len;
-    return static_cast<const std::uint16_t*>(rows.data) + rows.strides.row(0, job.item.kv_head, token);
+    return static_cast<const std::uint16_t*>(rows.data) + rows.strides.row(0, Memory::kHeads * job.item.kv_head + head, token);
   }
 };
 
