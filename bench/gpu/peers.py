@@ -215,6 +215,7 @@ class Entry:
     refused: str = ""
     joules: float = 0.0  # of a call, by the card's own counter; 0: not asked
     mhz: float = 0.0  # median clock of the SMs meanwhile
+    us_sustained: float = 0.0  # of a call meanwhile: power may lower the clock further than in the replays before
 
 
 def first_line(error: BaseException) -> str:
@@ -311,6 +312,7 @@ def measure_energy(torch: Any, entry: Entry, calls: int, seconds: float, counter
             time.sleep(0.002)
     torch.cuda.synchronize()
     entry.joules = (counter.joules() - used) / (done * calls)
+    entry.us_sustained = (time.monotonic() - began) * 1e6 / (done * calls)
     entry.mhz = statistics.median(clocks)
 
 
@@ -361,7 +363,7 @@ def row_of(section: str, case: str, problem: Problem, entry: Entry) -> dict[str,
         return {**row, "refused": entry.refused or "not timed"}
     times = entry.replays
     if entry.joules:
-        row |= {"joules": float(f"{entry.joules:.4g}"), "mhz": entry.mhz}
+        row |= {"joules": float(f"{entry.joules:.4g}"), "mhz": entry.mhz, "us_sustained": round(entry.us_sustained, 3)}
     return {
         **row, "us": round(statistics.median(times), 3), "us_min": round(min(times), 3), "us_max": round(max(times), 3),
         "kv_bytes": problem.kv_bytes(), "flops": problem.flops(), "error": float(f"{entry.error:.3g}"),

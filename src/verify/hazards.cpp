@@ -34,6 +34,8 @@ constexpr SpecialLine kSpecialLines[] = {
     {"NoVisibleKey", Special::minus_infinite_scores, "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=3@20,1@9"},
     {"NoVisibleKey", Special::minus_infinite_scores, "q=bf16 layout=packed heads=4:2 d=16 page=8 lse=1 sinks=1 reqs=3@20,1@9"},
     {"NaNInAVisibleKey", Special::nan_in_a_key, "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=70@20,1@20"},
+    // Decode tiles of cuda_sm90 hold two KV heads at head_dim 64, where requests of one row are too many for clusters.
+    {"NaNInAVisibleKey", Special::nan_in_a_key, "q=bf16 heads=8:4 d=64 page=16 lse=1 reqs=40x1@90"},
     {"HugeOffsets", Special::huge_offsets,
      "q=f32 kv=fp8_e4m3fn kscale=tensor vscale=tensor heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
     {"HugeOffsets", Special::huge_offsets, "q=bf16 layout=hnd index=i64 heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},

@@ -10,7 +10,9 @@
 namespace quire::gpu {
 
 constexpr int kValidateThreads = 256;
-constexpr int kValidateColumns = 4 * kValidateThreads;
+constexpr int kValidateLanes = 32;                                 ///< threads that look at a request together
+constexpr int kValidateUnits = kValidateThreads / kValidateLanes;  ///< of a block
+constexpr int kValidateColumns = 16 * kValidateLanes;
 constexpr int kScheduleThreads = 256;
 constexpr int kResetThreads = 256;
 constexpr int kFillThreads = 256;
@@ -24,8 +26,13 @@ constexpr int kContentColumns = 16;  ///< pages that one block looks at before i
 /// Blocks stride over what is left: more of them than fill a device gain nothing.
 inline std::int64_t blocks_for(std::int64_t pieces, std::int64_t most) { return pieces < 1 ? 1 : pieces < most ? pieces : most; }
 
+/// Chunks of kValidateColumns entries in a row of the block table; one for a row without entries, whose lengths count.
+QUIRE_HD std::int64_t validate_chunks(const AttendArgs& a) {
+  return a.block_table.columns < 1 ? 1 : (a.block_table.columns - 1) / kValidateColumns + 1;
+}
 inline std::int64_t validate_blocks(const AttendArgs& a) {
-  return blocks_for(a.num_reqs * (a.block_table.columns / kValidateColumns + 1), 1024);
+  const std::int64_t units = a.num_reqs * validate_chunks(a);
+  return blocks_for((units + kValidateUnits - 1) / kValidateUnits, 1024);
 }
 inline std::int64_t contents_blocks(const AttendArgs& a) {
   return blocks_for(a.num_tokens + a.num_reqs * (a.block_table.columns / kContentColumns + 1), 4096);

@@ -21,8 +21,8 @@ QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64
                                const semantics::KeyRange& gap) {
   bool bad = false;
   QUIRE_UNROLL
-  for (int i = 0; i < kValidateColumns; i += kValidateThreads) {
-    const std::int64_t column = first + i + thread_index();
+  for (int i = 0; i < kValidateColumns; i += kValidateLanes) {
+    const std::int64_t column = first + i + thread_index() % kValidateLanes;
     if (column < begin || column >= end || column >= a.block_table.columns) continue;
     if (column >= gap.begin && column < gap.end) continue;
     const std::int64_t page = a.block_table.page(req, column);
@@ -31,16 +31,18 @@ QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64
   return bad;
 }
 
-/// Block `block` of `blocks`, of kValidateThreads threads each. A request's entries are dealt out kValidateColumns at a time, so
-/// that a long request does not hang on one block.
+/// Block `block` of `blocks`, of kValidateThreads threads each. kValidateLanes threads look at kValidateColumns entries of a
+/// request: a long request does not hang on one block, and a block has several short ones at a time.
 QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
   bool broken = !starts_are_sound(a);
-  const std::int64_t chunks = a.block_table.columns / kValidateColumns + 1;
-  for (std::int64_t unit = block; unit < a.num_reqs * chunks; unit += blocks) {
+  const std::int64_t chunks = validate_chunks(a);
+  const int lane = thread_index() % kValidateLanes, lanes = thread_index() / kValidateLanes;
+  const std::int64_t step = std::int64_t{blocks} * kValidateUnits;
+  for (std::int64_t unit = std::int64_t{block} * kValidateUnits + lanes; unit < a.num_reqs * chunks; unit += step) {
     const auto req = static_cast<std::int32_t>(unit / chunks);
     const CheckedLengths n = checked_lengths_of(a, req);
     broken |= !n.sound || n.query_len * a.group > a.most_rows || n.seq_len > a.most_keys;
-    if (unit % chunks == 0 && thread_index() == 0) atomic_add(&a.outcome->lengths, fingerprint(a, req));
+    if (unit % chunks == 0 && lane == 0) atomic_add(&a.outcome->lengths, fingerprint(a, req));
     if (!n.sound || n.query_len == 0) continue;
     const Sight sight = sight_of(a, req, n.context_len, n.seq_len);
     const semantics::KeyRange seen = sight.of_rows(0, n.query_len - 1), hidden = sight.mask.gap(sight.first);
