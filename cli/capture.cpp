@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quire capture: writes the batch of a problem line (or a re-written capture) to a file that every tool reads; with --fault also
 // the output that a kernel with this fault would have produced.
-#include <cmath>
 #include <cstring>
 
 #include "commands.h"

@@ -96,6 +96,7 @@ Report explain_quire(const ExplainArgs& args, const Problem& problem, const std:
     list.push_back({{"device", device_json(device)},
                     {"chosen", e.chosen},
                     {"refusals", refusals_json(e.refusals)},
+                    {"decode_reason", e.decode_reason},
                     {"plan", plan_json(plan(problem, device, settings))}});
     if (shared) list.back()["shared"] = shared_json(*shared);
   }

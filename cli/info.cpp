@@ -36,7 +36,7 @@ Json device_choice(const Device& device, const Problem& problem, std::string& te
   for (const Refusal& r : e.refusals) {
     refused.push_back({{"kernel", r.kernel}, {"reason", r.reason}});
     if (r.reason.starts_with("is a ")) continue;  // a kernel of another backend
-    text += formatted("not       {}: {}\n", r.kernel, r.reason);
+    text += formatted("rejected  {}: {}\n", r.kernel, r.reason);
   }
   return {{"name", device.name},
           {"backend", name(device.backend)},

@@ -1,35 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nearest names by Levenshtein distance (Wagner & Fischer 1974).
+// Nearest names.
 #include "suggest.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "plan/products.h"
 #include "quire/contract.hpp"
 #include "quire/plan.hpp"
+#include "text/edit_distance.h"
 #include "text/formatted.h"
 
 namespace quire::cli {
-namespace {
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({substitute, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
-}
-
-}  // namespace
-
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
   if (word.size() > 64) return {};
   const std::string* best = nullptr;

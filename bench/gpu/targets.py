@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of docs/lab and docs/kernels/predicted.md: times from the result files, targets and peers from targets.json.
+"""Tables of docs/lab: times from the result files, targets and peers from targets.json.
 
 usage: targets.py             compare the pages with bench/results/h200-attend.json and h100-attend.json
        targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
@@ -24,7 +24,7 @@ PEERS = ROOT / "bench/results/h200-peers.json"
 CAUSES = ROOT / "bench/results/h200-causes.json"
 PAGES = {"decode": ROOT / "docs/lab/2026-11-22-hopper-decode.md",
          "prefill": ROOT / "docs/lab/2026-11-22-hopper-prefill.md",
-         "others": ROOT / "docs/kernels/predicted.md"}
+         "others": ROOT / "docs/lab/2026-11-26-predicted.md"}
 H100_PAGE = ROOT / "docs/lab/2026-11-25-h100-predicted.md"
 
 

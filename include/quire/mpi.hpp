@@ -7,11 +7,9 @@
 
 #include <chrono>
 #include <climits>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "quire/distributed.hpp"

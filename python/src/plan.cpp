@@ -168,6 +168,7 @@ void bind_explanation(nb::module_& m) {
       .def_ro("chosen", &Explanation::chosen)
       .def_ro("refusals", &Explanation::refusals)
       .def_ro("plan_line", &Explanation::plan_line)
+      .def_ro("decode_reason", &Explanation::decode_reason)
       .def_ro("device", &Explanation::device)
       .def_prop_ro("problem", [](const Explanation& e) { return quire::to_string(e.problem); })
       .def_ro("text", &Explanation::text)

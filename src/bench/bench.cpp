@@ -59,30 +59,15 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
   const std::int64_t cold = bench_detail::cold_bytes(report.machine);
   const Result<std::vector<Entry>> entries = bench_detail::entries_of(inputs, report.machine.l3_bytes, cold);
   if (!entries.ok()) return entries.status();
-  bool stopped = false;
-  const auto say = [&](const std::string& what) {
-    stopped = stopped || (options.progress && !options.progress(what));
-    return !stopped;
-  };
   const std::vector<BenchVariant> variants = bench_detail::variants_of(options, report.machine.cores);
-  (void)say("measuring the machine's ceilings");
   const CeilingRun ceilings(thread_counts(variants), entries.value(), cold);
   if (!ceilings.ok()) return Status(Code::out_of_memory, "bench: not enough memory to measure the machine's ceilings");
-  const std::vector<Ceilings> at_start = ceilings.measure();
-  for (std::size_t i = 0; i < entries->size() && !stopped; ++i) {
-    const std::string place = formatted("case {} of {}", i + 1, entries->size());
-    Result<BenchCaseResult> result = bench_detail::run_case(
-        entries.value()[i], variants, options, [&](const std::string& what) { return say(formatted("{}: {}", place, what)); });
-    if (!result.ok()) return result.status();
-    if (!stopped) report.cases.push_back(std::move(result).value());
-  }
-  (void)say("measuring the machine's ceilings again");
-  const std::vector<Ceilings> at_end = ceilings.measure();
-  for (std::size_t i = 0; i < at_start.size(); ++i) report.ceilings.push_back(bench_detail::better_of(at_start[i], at_end[i]));
-  for (std::size_t i = 0; i < report.cases.size(); ++i)
-    bench_detail::finish(report.cases[i], entries.value()[i].problem, report.ceilings);
-  bench_detail::conclude(report, options);
-  return report;
+  return bench_detail::run_all(
+      std::move(report), entries.value(), options,
+      {.whose = "the machine's",
+       .ceilings = [&]() -> Result<std::vector<Ceilings>> { return ceilings.measure(); },
+       .run_case = [&](const Entry& entry,
+                       const bench_detail::Say& say) { return bench_detail::run_case(entry, variants, options, say); }});
 }
 
 }  // namespace

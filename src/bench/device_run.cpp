@@ -2,7 +2,6 @@
 // bench() on a GPU: every case on the device, its variants in turns, as a replayed graph of calls.
 
 #include <algorithm>
-#include <cstring>
 
 #include "bench/ceilings/measure.h"
 #include "bench/driver.h"
@@ -21,7 +20,6 @@ namespace {
 using cases::DeviceBytes;
 using cases::DeviceCase;
 
-constexpr std::size_t kBlocks = 15;                         // blocks of samples of a result; each gives a median
 constexpr std::int64_t kMostCopies = 64, kFewestCalls = 4;  // a graph holds as many calls as there are copies
 constexpr int kPlans = 31;
 
@@ -156,10 +154,8 @@ class DeviceLane {
   BenchVariant variant;
   Plan plan;
   double plan_seconds = 0;
-  std::vector<double> blocks;  ///< seconds of one call, a median each
-  std::int64_t rounds = 1, calls = 0;
-  bool same_bits = true;
-  Status status;  ///< status of the failed call, or OK
+  std::int64_t rounds = 1;
+  Timing timing{.clock = BenchClock::device};
 
  private:
   static std::size_t bytes_of(const Tensor& t) {
@@ -196,63 +192,40 @@ Status run_block(DeviceLane& lane, const std::vector<KVCache>& caches, std::int6
   if (Status s = lane.poison(); !s.ok()) return s;
   Result<std::vector<double>> seconds = lane.replay(caches, calls, static_cast<int>(lane.rounds));
   if (!seconds.ok()) return seconds.status();
-  lane.calls += calls * lane.rounds;
-  lane.blocks.push_back(median(std::move(seconds).value()) / static_cast<double>(calls));
+  lane.timing.calls += calls * lane.rounds;
+  lane.timing.blocks.push_back(median(std::move(seconds).value()) / static_cast<double>(calls));
   const Result<bool> same = lane.fetch();
   if (!same.ok()) return same.status();
-  lane.same_bits = lane.same_bits && same.value();
+  lane.timing.same_bits = lane.timing.same_bits && same.value();
   return {};
 }
 
-/// Times all lanes in turns: between two blocks of a lane, every other lane has a block.
 void time_in_turns(std::vector<DeviceLane>& lanes, const std::vector<KVCache>& caches, double seconds,
                    const std::function<bool()>& keep_going) {
   const std::int64_t calls = std::max(kFewestCalls, static_cast<std::int64_t>(caches.size()));
   for (DeviceLane& lane : lanes) {
     Result<std::vector<double>> probe = lane.replay(caches, calls, 3);
-    if (!probe.ok()) lane.status = probe.status();
+    if (!probe.ok()) lane.timing.status = probe.status();
     if (!probe.ok()) continue;
     const double graph = std::max(1e-6, median(std::move(probe).value()));
     lane.rounds = std::clamp<std::int64_t>(static_cast<std::int64_t>(seconds / static_cast<double>(kBlocks) / graph), 1, 1000);
   }
-  for (std::size_t round = 0; round < kBlocks && keep_going(); ++round)
-    for (std::size_t turn = 0; turn < lanes.size(); ++turn) {
-      DeviceLane& lane = lanes[round % 2 == 0 ? turn : lanes.size() - 1 - turn];
-      if (lane.status.ok()) lane.status = run_block(lane, caches, calls);
-    }
+  in_turns(lanes.size(), keep_going, [&](std::size_t i, std::size_t) {
+    if (lanes[i].timing.status.ok()) lanes[i].timing.status = run_block(lanes[i], caches, calls);
+  });
 }
 
 BenchResult result_of(DeviceLane& lane, const BenchCaseResult& of, const Expected* expected, const Problem& problem) {
-  BenchResult r;
-  r.variant = lane.variant;
-  r.kernel = lane.plan.kernel;
-  r.plan = to_string(lane.plan);
+  lane.timing.seconds = interval_of(lane.timing.blocks);
+  BenchResult r = timed_result(lane.variant, lane.plan, lane.timing, of, problem);
   r.plan_seconds = lane.plan_seconds;
-  r.block_seconds = lane.blocks;
-  r.seconds = interval_of(lane.blocks);
-  r.clock = BenchClock::device;
-  r.calls = lane.calls;
-  r.rows_total = problem.num_tokens();
-  if (r.seconds.median > 0) {
-    r.gbs = static_cast<double>(of.kv_bytes) / r.seconds.median * 1e-9;
-    r.gflops = of.flops / r.seconds.median * 1e-9;
-  }
-  if (!lane.status.ok()) {
-    r.status = BenchStatus::wrong, r.reason = "attend() failed: " + lane.status.message();
-  } else if (!lane.same_bits) {
-    r.status = BenchStatus::wrong, r.reason = "the bits of the output changed between blocks";
-  } else if (expected != nullptr && !lane.blocks.empty()) {
-    const Comparison comparison = expected->judge(lane.output(), lane.lse(), cases::rounded_rows(lane.plan, problem));
-    r.rows_compared = expected->rows();
-    r.worst_ratio = comparison.worst_ratio;
-    r.status = comparison.ok ? BenchStatus::ok : BenchStatus::wrong;
-    if (!comparison.ok) r.reason = comparison.text;
-  }
+  if (expected != nullptr && r.status != BenchStatus::wrong && !lane.timing.blocks.empty())
+    judge(r, *expected, lane.output(), lane.lse(), cases::rounded_rows(lane.plan, problem));
   return r;
 }
 
 Result<BenchCaseResult> run_case_on(const Gpu& gpu, const Entry& entry, const std::vector<BenchVariant>& variants,
-                                    const BenchOptions& options, const std::function<bool(const std::string&)>& say) {
+                                    const BenchOptions& options, const Say& say) {
   if (!say("making the data")) return BenchCaseResult{};
   const Result<Case> c = case_of(entry);
   if (!c.ok()) return c.status();
@@ -293,30 +266,16 @@ Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const Benc
   BenchOptions whole = options;
   whole.threads = {kWholeDevice};
   const std::vector<BenchVariant> variants = variants_of(whole, 1);
-  bool stopped = false;
-  const auto say = [&](const std::string& what) {
-    stopped = stopped || (options.progress && !options.progress(what));
-    return !stopped;
-  };
-  (void)say("measuring the device's ceilings");
   const std::vector<std::int64_t> rungs = rungs_for(sets, cold);
-  const Result<Ceilings> at_start = measure_device_ceilings(*gpu->runtime, *gpu->probe, rungs);
-  if (!at_start.ok()) return at_start.status();
-  for (std::size_t i = 0; i < entries.size() && !stopped; ++i) {
-    const auto say_of_case = [&](const std::string& what) {
-      return say(formatted("case {} of {}: {}", i + 1, entries.size(), what));
-    };
-    Result<BenchCaseResult> result = run_case_on(gpu.value(), entries[i], variants, options, say_of_case);
-    if (!result.ok()) return result.status();
-    if (!stopped) report.cases.push_back(std::move(result).value());
-  }
-  (void)say("measuring the device's ceilings again");
-  const Result<Ceilings> at_end = measure_device_ceilings(*gpu->runtime, *gpu->probe, rungs);
-  if (!at_end.ok()) return at_end.status();
-  report.ceilings = {better_of(at_start.value(), at_end.value())};
-  for (std::size_t i = 0; i < report.cases.size(); ++i) finish(report.cases[i], entries[i].problem, report.ceilings);
-  conclude(report, options);
-  return report;
+  return run_all(
+      std::move(report), entries, options,
+      {.whose = "the device's",
+       .ceilings = [&]() -> Result<std::vector<Ceilings>> {
+         Result<Ceilings> measured = measure_device_ceilings(*gpu->runtime, *gpu->probe, rungs);
+         if (!measured.ok()) return measured.status();
+         return std::vector<Ceilings>{std::move(measured).value()};
+       },
+       .run_case = [&](const Entry& entry, const Say& say) { return run_case_on(gpu.value(), entry, variants, options, say); }});
 }
 
 }  // namespace quire::bench_detail

@@ -3,11 +3,11 @@
 #include "bench/driver.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "bench/ceilings/measure.h"
 #include "bench/lane.h"
 #include "text/formatted.h"
+#include "text/utc.h"
 
 namespace quire::bench_detail {
 namespace {
@@ -17,11 +17,15 @@ std::string words_for(const BenchVariant& v) {
                    v.batch_invariant ? ", batch-invariant" : "");
 }
 
-BenchResult timed_result(const Lane& lane, const Timing& timing, const BenchCaseResult& of) {
+}  // namespace
+
+BenchResult timed_result(const BenchVariant& variant, const Plan& plan, const Timing& timing, const BenchCaseResult& of,
+                         const Problem& problem) {
   BenchResult r;
-  r.variant = lane.variant();
-  r.kernel = lane.plan().kernel;
-  r.plan = to_string(lane.plan());
+  r.variant = variant;
+  r.kernel = plan.kernel;
+  r.plan = to_string(plan);
+  r.rows_total = problem.num_tokens();
   r.seconds = timing.seconds;
   r.clock = timing.clock;
   r.calls = timing.calls;
@@ -37,14 +41,16 @@ BenchResult timed_result(const Lane& lane, const Timing& timing, const BenchCase
   return r;
 }
 
-void judge(BenchResult& r, const Lane& lane, const Expected& expected) {
-  const Comparison comparison = expected.judge(lane.output(), lane.lse());
+void judge(BenchResult& r, const Expected& expected, const Tensor& output, const Tensor& lse, const std::vector<bool>& rounded) {
+  const Comparison comparison = expected.judge(output, lse, rounded);
   r.rows_compared = expected.rows();
   r.worst_ratio = comparison.worst_ratio;
   if (r.status == BenchStatus::wrong) return;
   r.status = comparison.ok ? BenchStatus::ok : BenchStatus::wrong;
   if (!comparison.ok) r.reason = comparison.text;
 }
+
+namespace {
 
 /// Parses a line, or reads a capture for its shape.
 Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int64_t cold) {
@@ -64,15 +70,6 @@ Result<Entry> entry_of(const BenchInput& input, std::int64_t l3_bytes, std::int6
   }
   entry.copies = copies_for(kv_bytes_of(entry.problem), l3_bytes, cold);
   return entry;
-}
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
 }
 
 }  // namespace
@@ -127,7 +124,7 @@ BenchCaseResult untimed(const Entry& entry, std::int64_t copies) {
 }
 
 Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
-                                 const std::function<bool(const std::string&)>& say) {
+                                 const Say& say) {
   if (!say("making the data")) return BenchCaseResult{};
   const Result<Case> made = case_of(entry);
   if (!made.ok()) return made.status();
@@ -141,19 +138,22 @@ Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVari
   for (const Lane& lane : lanes) what += (what == "timing" ? " " : "; ") + words_for(lane.variant());
   const std::vector<Timing> timings = time_in_turns(c, rotation, lanes, options.seconds, [&] { return say(what); });
   for (std::size_t i = 0; i < lanes.size(); ++i) {
-    BenchResult r = timed_result(lanes[i], timings[i], result);
+    BenchResult r = timed_result(lanes[i].variant(), lanes[i].plan(), timings[i], result, entry.problem);
     r.plan_seconds = plan_seconds(entry.problem, lanes[i].variant());
-    r.rows_total = entry.problem.num_tokens();
     result.results.push_back(std::move(r));
   }
   if (!options.verify || lanes.empty() || !say("fp64 reference")) return result;
   const Result<Expected> expected = Expected::make(c, entry.problem, entry.seed);
   if (!expected.ok()) return expected.status();
   const std::size_t first = result.results.size() - lanes.size();
-  for (std::size_t i = 0; i < lanes.size(); ++i) judge(result.results[first + i], lanes[i], expected.value());
+  for (std::size_t i = 0; i < lanes.size(); ++i)
+    judge(result.results[first + i], expected.value(), lanes[i].output(), lanes[i].lse());
   return result;
 }
 
+namespace {
+
+/// Fills in what depends on the ceilings.
 void finish(BenchCaseResult& result, const Problem& problem, const std::vector<Ceilings>& ceilings) {
   for (BenchResult& r : result.results) {
     const auto of_threads =
@@ -168,6 +168,7 @@ void finish(BenchCaseResult& result, const Problem& problem, const std::vector<C
   }
 }
 
+/// Sets what follows from results and options: ok, commit, date, seconds of a result, and whether the machine was busy.
 void conclude(BenchReport& report, const BenchOptions& options) {
   const auto any = [](const BenchCaseResult& c, auto&& is) { return std::any_of(c.results.begin(), c.results.end(), is); };
   const auto wrong = [&](const BenchCaseResult& c) {
@@ -179,9 +180,38 @@ void conclude(BenchReport& report, const BenchOptions& options) {
   report.ok = std::none_of(report.cases.begin(), report.cases.end(), wrong) &&
               std::any_of(report.cases.begin(), report.cases.end(), timed);
   report.commit = options.commit;
-  report.date = utc_now();
+  report.date = utc_now("%Y-%m-%dT%H:%M:%SZ");
   report.seconds_per_result = options.seconds;
   report.busy = busy_text(report.ceilings, report.cases);
+}
+
+}  // namespace
+
+Result<BenchReport> run_all(BenchReport report, const std::vector<Entry>& entries, const BenchOptions& options,
+                            const Measured& measured) {
+  bool stopped = false;
+  const auto say = [&](const std::string& what) {
+    stopped = stopped || (options.progress && !options.progress(what));
+    return !stopped;
+  };
+  (void)say(formatted("measuring {} ceilings", measured.whose));
+  const Result<std::vector<Ceilings>> at_start = measured.ceilings();
+  if (!at_start.ok()) return at_start.status();
+  for (std::size_t i = 0; i < entries.size() && !stopped; ++i) {
+    const auto say_of_case = [&](const std::string& what) {
+      return say(formatted("case {} of {}: {}", i + 1, entries.size(), what));
+    };
+    Result<BenchCaseResult> result = measured.run_case(entries[i], say_of_case);
+    if (!result.ok()) return result.status();
+    if (!stopped) report.cases.push_back(std::move(result).value());
+  }
+  (void)say(formatted("measuring {} ceilings again", measured.whose));
+  const Result<std::vector<Ceilings>> at_end = measured.ceilings();
+  if (!at_end.ok()) return at_end.status();
+  for (std::size_t i = 0; i < at_start->size(); ++i) report.ceilings.push_back(better_of(at_start.value()[i], at_end.value()[i]));
+  for (std::size_t i = 0; i < report.cases.size(); ++i) finish(report.cases[i], entries[i].problem, report.ceilings);
+  conclude(report, options);
+  return report;
 }
 
 namespace {

@@ -35,19 +35,25 @@ Result<Case> case_of(const Entry& entry);
 /// The variants that the options ask for, planned kernel and single thread first.
 std::vector<BenchVariant> variants_of(const BenchOptions& options, int cores);
 
-/// Times and verifies; floors are left to finish(), which needs the ceilings of the end. `say` reports progress and returns false
-/// to stop.
+/// Reports progress; false: the run is to stop.
+using Say = std::function<bool(const std::string&)>;
+
+/// Times and verifies; floors are left to finish(), which needs the ceilings of the end.
 Result<BenchCaseResult> run_case(const Entry& entry, const std::vector<BenchVariant>& variants, const BenchOptions& options,
-                                 const std::function<bool(const std::string&)>& say);
+                                 const Say& say);
+
+/// Measurements of a CPU or of a GPU.
+struct Measured {
+  const char* whose;  ///< ceilings: "the machine's"
+  std::function<Result<std::vector<Ceilings>>()> ceilings;
+  std::function<Result<BenchCaseResult>(const Entry& entry, const Say& say)> run_case;
+};
+/// Ceilings, cases, ceilings again. `report` has the machine.
+Result<BenchReport> run_all(BenchReport report, const std::vector<Entry>& entries, const BenchOptions& options,
+                            const Measured& measured);
 
 /// options.device names a GPU backend. unsupported, with the reason, where there is none.
 Result<BenchReport> run_on_device(std::span<const BenchInput> inputs, const BenchOptions& options);
-
-/// Sets what follows from results and options: ok, commit, date, seconds of a result, and whether the machine was busy.
-void conclude(BenchReport& report, const BenchOptions& options);
-
-/// Fills in what depends on the ceilings.
-void finish(BenchCaseResult& result, const Problem& problem, const std::vector<Ceilings>& ceilings);
 
 /// K and V of one request that any of its rows sees, each key counted once.
 std::int64_t kv_bytes_of(const Problem& problem, const Request& request);
@@ -92,5 +98,9 @@ class Expected {
   std::vector<std::int64_t> tokens_;  ///< empty: all
   Reference reference_;
 };
+
+/// Puts Expected::judge() into a result. A result that is wrong stays wrong.
+void judge(BenchResult& r, const Expected& expected, const Tensor& output, const Tensor& lse,
+           const std::vector<bool>& rounded = {});
 
 }  // namespace quire::bench_detail

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -77,9 +76,23 @@ struct Timing {
   Status status;  ///< status of the failed call, or OK
 };
 
+/// Times of a case: floors and verification are left out.
+BenchResult timed_result(const BenchVariant& variant, const Plan& plan, const Timing& timing, const BenchCaseResult& of,
+                         const Problem& problem);
+
+inline constexpr std::size_t kBlocks = 15;  ///< blocks of samples of a result; each gives a median
+
+/// Calls block(lane, round) for kBlocks rounds of all lanes. Every other round goes backwards, so that no lane always follows the
+/// same neighbour. Calls `keep_going` before every round.
+template <class Block>
+void in_turns(std::size_t lanes, const std::function<bool()>& keep_going, Block&& block) {
+  for (std::size_t round = 0; round < kBlocks && keep_going(); ++round)
+    for (std::size_t turn = 0; turn < lanes; ++turn) block(round % 2 == 0 ? turn : lanes - 1 - turn, round);
+}
+
 /// Times all lanes in turns. Each lane gets up to 15 blocks of about seconds / 15, and at least 6. Calls during which the thread
 /// was off its core are not counted; if hardly any call is left, a single thread's CPU time counts instead, and the clock says
-/// so. Calls `keep_going` before every round.
+/// so.
 std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector<Lane>& lanes, double seconds,
                                   const std::function<bool()>& keep_going);
 

@@ -10,8 +10,8 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr std::size_t kBlocksTurns = 15, kFewestBlocks = 6;  // blocks of samples of a result, and the least number
-constexpr double kShortestSample = 100e-6;                   // far above what reading the clocks costs
+constexpr std::size_t kFewestBlocks = 6;    // of a result
+constexpr double kShortestSample = 100e-6;  // far above what reading the clocks costs
 
 /// The blocks of one lane so far: a block's median by the wall without disturbed calls, by the wall with them, and by CPU time.
 struct Blocks {
@@ -21,15 +21,15 @@ struct Blocks {
 struct Pace {
   std::int64_t calls_per_sample = 1;
   double block_seconds = 0;
-  std::size_t blocks = kBlocksTurns;
+  std::size_t blocks = kBlocks;
 };
 
 Pace pace_of(double call_seconds, double seconds) {
   Pace pace;
   pace.calls_per_sample = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(kShortestSample / call_seconds)));
-  pace.block_seconds = seconds / static_cast<double>(kBlocksTurns);
+  pace.block_seconds = seconds / static_cast<double>(kBlocks);
   const double affordable = seconds / std::max(call_seconds, pace.block_seconds);
-  pace.blocks = static_cast<std::size_t>(std::clamp(affordable, double{kFewestBlocks}, double{kBlocksTurns}));
+  pace.blocks = static_cast<std::size_t>(std::clamp(affordable, double{kFewestBlocks}, double{kBlocks}));
   return pace;
 }
 
@@ -84,13 +84,10 @@ std::vector<Timing> time_in_turns(const Case& c, Rotation& rotation, std::vector
     if (!call.ok()) timings[i].status = call.status();
     if (call.ok()) paces[i] = pace_of(call.value(), seconds);
   }
-  for (std::size_t round = 0; round < kBlocksTurns && keep_going(); ++round)
-    for (std::size_t turn = 0; turn < lanes.size(); ++turn) {
-      // Every other round goes backwards, so that no lane always follows the same neighbour.
-      const std::size_t i = round % 2 == 0 ? turn : lanes.size() - 1 - turn;
-      if (!timings[i].status.ok() || round >= paces[i].blocks) continue;
+  in_turns(lanes.size(), keep_going, [&](std::size_t i, std::size_t round) {
+    if (timings[i].status.ok() && round < paces[i].blocks)
       timings[i].status = run_block(c, rotation, lanes[i], paces[i], blocks[i], timings[i]);
-    }
+  });
   for (std::size_t i = 0; i < lanes.size(); ++i) choose_clock(blocks[i], lanes[i].variant().threads, timings[i]);
   return timings;
 }

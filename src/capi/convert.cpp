@@ -288,21 +288,19 @@ Status write_cache(const KVCache& from, quire_cache* to) {
 
 Status write_options(const Options& from, quire_options* to) {
   quire_options o{};
-  o.has_softmax_scale = from.softmax_scale.has_value();
-  o.softmax_scale = from.softmax_scale.value_or(0.0f);
-  o.has_sliding_window = from.sliding_window.has_value();
-  o.sliding_window = from.sliding_window.value_or(0);
-  o.has_logits_soft_cap = from.logits_soft_cap.has_value();
-  o.logits_soft_cap = from.logits_soft_cap.value_or(0.0f);
+  const auto optional = [](const auto& value, auto& has, auto& to_value) {
+    has = value.has_value();
+    to_value = value.value_or(0);
+  };
+  optional(from.softmax_scale, o.has_softmax_scale, o.softmax_scale);
+  optional(from.sliding_window, o.has_sliding_window, o.sliding_window);
+  optional(from.logits_soft_cap, o.has_logits_soft_cap, o.logits_soft_cap);
   o.alibi_slopes = to_c(from.alibi_slopes);
   o.sinks = to_c(from.sinks);
   o.non_causal = from.causal ? 0 : 1;
-  o.has_window_right = from.window_right.has_value();
-  o.window_right = from.window_right.value_or(0);
-  o.has_attention_chunk = from.attention_chunk.has_value();
-  o.attention_chunk = from.attention_chunk.value_or(0);
-  o.has_prefix_len = from.prefix_len.has_value();
-  o.prefix_len = from.prefix_len.value_or(0);
+  optional(from.window_right, o.has_window_right, o.window_right);
+  optional(from.attention_chunk, o.has_attention_chunk, o.attention_chunk);
+  optional(from.prefix_len, o.has_prefix_len, o.prefix_len);
   o.spans_beyond_window = from.spans_beyond_window ? 1 : 0;
   return write_struct(o, to, "options");
 }

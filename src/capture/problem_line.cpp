@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
 
 #include "capture/text.h"
 #include "quire/problem.hpp"
@@ -356,22 +357,21 @@ Status set_seed(std::string_view key, std::string_view text, ProblemLine& line) 
   return line.seed = *seed, Status();
 }
 
-// Setters of a member of the problem.
+// Setters of a member of the problem, or of the line.
 template <auto kMember>
-Status set_switch(std::string_view key, std::string_view text, ProblemLine& line) {
-  return set_choice(key, text, kSwitch, line.problem.*kMember);
+auto& member_of(ProblemLine& line) {
+  if constexpr (std::is_invocable_v<decltype(kMember), ProblemLine&>)
+    return line.*kMember;
+  else
+    return line.problem.*kMember;
 }
-template <auto kMember>
-Status set_row_type(std::string_view key, std::string_view text, ProblemLine& line) {
-  return set_choice(key, text, kQueryTypes, line.problem.*kMember);
+template <auto kMember, const auto& kChoices>
+Status set_one_of(std::string_view key, std::string_view text, ProblemLine& line) {
+  return set_choice(key, text, kChoices, member_of<kMember>(line));
 }
-template <auto kMember>
-Status set_scale(std::string_view key, std::string_view text, ProblemLine& line) {
-  return set_choice(key, text, kScaleKinds, line.problem.*kMember);
-}
-template <auto kMember>
+template <auto kMember, std::int64_t kLeast = 1>
 Status set_extent(std::string_view key, std::string_view text, ProblemLine& line) {
-  return set_size(key, text, 1, line.problem.*kMember);
+  return set_size(key, text, kLeast, member_of<kMember>(line));
 }
 template <auto kMember>
 Status set_factor(std::string_view key, std::string_view text, ProblemLine& line) {
@@ -386,17 +386,16 @@ struct Key {
   bool of_requests = false;  ///< values for the requests, which have to be known
 };
 
-using Text = std::string_view;
 constexpr Key kKeys[] = {
-    {"q", "query type", "dtype", set_row_type<&Problem::q_dtype>},
+    {"q", "query type", "dtype", set_one_of<&Problem::q_dtype, kQueryTypes>},
     {"kv", "", "kv_cache_dtype kv_dtype", set_cache_types},
     {"heads", "num_q_heads:num_kv_heads", "num_heads", set_heads},
     {"d", "head_dim", "head_dim head_size", set_extent<&Problem::head_dim>},
     {"dv", "", "v_head_dim head_dim_v", set_extent<&Problem::v_head_dim>},
     {"page", "page_size", "page_size block_size", set_extent<&Problem::page_size>},
-    {"layout", "", "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kLayouts, l.problem.layout); }},
+    {"layout", "", "", set_one_of<&Problem::layout, kLayouts>},
     {"reqs", "requests", "batch requests", set_reqs},
-    {"out", "", "output_dtype output", set_row_type<&Problem::output_dtype>},
+    {"out", "", "output_dtype output", set_one_of<&Problem::output_dtype, kQueryTypes>},
     {"scale", "", "softmax_scale", set_factor<&Problem::softmax_scale>},
     {"window", "", "sliding_window window_left", set_window},
     {"causal", "", "is_causal", set_causal, true},
@@ -406,22 +405,21 @@ constexpr Key kKeys[] = {
     {"chunk", "", "attention_chunk attention_chunk_size", set_chunk},
     {"prefix", "", "prefix_len prefix_lens", set_prefix, true},
     {"spans", "", "", set_spans, true},
-    {"beyond", "", "spans_beyond_window", set_switch<&Problem::spans_beyond_window>},
+    {"beyond", "", "spans_beyond_window", set_one_of<&Problem::spans_beyond_window, kSwitch>},
     {"tree", "", "tree_lens", set_tree, true},
     {"cap", "", "logits_soft_cap softcap soft_cap", set_factor<&Problem::logits_soft_cap>},
-    {"alibi", "", "alibi_slopes", set_switch<&Problem::alibi>},
-    {"sinks", "", "", set_switch<&Problem::sinks>},
-    {"lse", "", "", set_switch<&Problem::lse>},
-    {"qscale", "", "q_scale",
-     [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kQueryScaleKinds, l.problem.q_scale); }},
-    {"kscale", "", "k_scale", set_scale<&Problem::k_scale>},
-    {"vscale", "", "v_scale", set_scale<&Problem::v_scale>},
+    {"alibi", "", "alibi_slopes", set_one_of<&Problem::alibi, kSwitch>},
+    {"sinks", "", "", set_one_of<&Problem::sinks, kSwitch>},
+    {"lse", "", "", set_one_of<&Problem::lse, kSwitch>},
+    {"qscale", "", "q_scale", set_one_of<&Problem::q_scale, kQueryScaleKinds>},
+    {"kscale", "", "k_scale", set_one_of<&Problem::k_scale, kScaleKinds>},
+    {"vscale", "", "v_scale", set_one_of<&Problem::v_scale, kScaleKinds>},
     {"pad", "", "padding num_padding_rows", set_padding},
-    {"latent", "", "", set_switch<&Problem::latent>},
-    {"pages", "", "num_pages num_blocks", [](Text k, Text t, ProblemLine& l) { return set_size(k, t, 0, l.num_pages); }},
+    {"latent", "", "", set_one_of<&Problem::latent, kSwitch>},
+    {"pages", "", "num_pages num_blocks", set_extent<&ProblemLine::num_pages, 0>},
     {"share", "", "", set_share},
-    {"index", "", "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kIndexTypes, l.index_dtype); }},
-    {"data", "", "", [](Text k, Text t, ProblemLine& l) { return set_choice(k, t, kDataKinds, l.data); }},
+    {"index", "", "", set_one_of<&ProblemLine::index_dtype, kIndexTypes>},
+    {"data", "", "", set_one_of<&ProblemLine::data, kDataKinds>},
     {"seed", "", "", set_seed},
 };
 constexpr std::size_t kNumKeys = std::size(kKeys);
@@ -586,12 +584,8 @@ Status check_latent(const Problem& p) {
 
 Status check_combinations(const ProblemLine& line) {
   const Problem& p = line.problem;
-  if (Status s = check_latent(p); !s.ok()) return s;
-  if (Status s = check_latent_rows(p); !s.ok()) return s;
-  if (Status s = check_row_types(p); !s.ok()) return s;
-  if (Status s = check_masks(p); !s.ok()) return s;
-  if (Status s = check_cache_scales(p); !s.ok()) return s;
-  if (Status s = check_blocks(p); !s.ok()) return s;
+  for (const auto check : {check_latent, check_latent_rows, check_row_types, check_masks, check_cache_scales, check_blocks})
+    if (Status s = check(p); !s.ok()) return s;
   if ((p.kv_dtype == DType::f32 || p.value_dtype() == DType::f32) && p.q_dtype != DType::f32) {
     return fail("kv", p.cache_types(), formatted("the query's type ({}), a 16-bit type or an fp8 type", name(p.q_dtype)));
   }

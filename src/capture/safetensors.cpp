@@ -247,22 +247,6 @@ Status check_cover(const std::vector<Entry>& entries, std::uint64_t data_size) {
   return {};
 }
 
-/// Appends `text` as a JSON string; bytes >= 0x80 are copied, so the result is valid iff the text is UTF-8.
-void append_quoted(std::string& out, std::string_view text) {
-  out += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += formatted("\\u{:04x}", static_cast<unsigned>(c));
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-}
-
 }  // namespace
 
 std::string_view code_of(DType dtype) noexcept {
@@ -338,23 +322,17 @@ Result<std::uint64_t> announced_bytes(std::string_view json) {
 
 Result<std::string> format_header(const std::vector<Entry>& entries, const Metadata& metadata) {
   if (Status s = check_metadata(metadata); !s.ok()) return s;
-  std::string json = "{\"__metadata__\":{";
-  for (const auto& [key, value] : metadata) {
-    if (json.back() != '{') json += ',';
-    append_quoted(json, key);
-    json += ':';
-    append_quoted(json, value);
-  }
-  json += '}';
-  for (const Entry& entry : entries) {
-    json += ',';
-    append_quoted(json, entry.name);
-    json += formatted(R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", entry.code,
-                      fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ","), entry.begin, entry.end);
-  }
-  json += '}';
-  if (!nlohmann::ordered_json::accept(json))
+  nlohmann::ordered_json header = {{"__metadata__", metadata}};
+  for (const Entry& entry : entries)
+    header[entry.name] = {{"dtype", entry.code},
+                          {"shape", std::vector(entry.shape.begin(), entry.shape.begin() + entry.rank)},
+                          {"data_offsets", {entry.begin, entry.end}}};
+  std::string json;
+  try {
+    json = header.dump();
+  } catch (const nlohmann::ordered_json::type_error&) {
     return Status(Code::invalid_argument, "capture: a note or its key is not valid UTF-8");
+  }
   json.append((8 - json.size() % 8) % 8, ' ');
   std::string bytes;
   for (std::uint64_t length = json.size(), i = 0; i < kLengthBytes; ++i, length >>= 8) bytes += static_cast<char>(length & 0xFF);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Strict numbers, quoting and nearest names for the text that people and files hand to Quire.
 #include "capture/text.h"
-#include "text/formatted.h"
 
 #include <algorithm>
 #include <charconv>
-#include <vector>
+
+#include "text/edit_distance.h"
+#include "text/formatted.h"
 
 namespace quire::capture {
 namespace {
@@ -16,21 +17,6 @@ std::optional<T> parse_whole(std::string_view text) noexcept {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
-}
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row[b.size()];
 }
 
 }  // namespace

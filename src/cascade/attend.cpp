@@ -9,6 +9,7 @@
 #include "attention/beside.h"
 #include "cascade/facts.h"
 #include "cascade/levels.h"
+#include "device/room.h"
 #include "device/runtime.h"
 #include "quire/cascade.hpp"
 #include "semantics/ceil_div.h"
@@ -102,9 +103,7 @@ Status checked(const Cascade& c, const Batch& batch, const KVCache& cache, const
   const Depth depth = c.memory == Memory::cpu ? Depth::tables : Depth::metadata;
   if (const Findings findings = check(batch, cache, options, depth); !findings.ok()) return findings.status();
   if (Status s = same_batch(c, batch, cache, options); !s.ok()) return s;
-  if (workspace.size() < workspace_bytes(c) || reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
-    return {Code::invalid_argument, formatted("workspace: {} bytes at {}, expected at least {} bytes, 64-byte aligned",
-                                              workspace.size(), static_cast<const void*>(workspace.data()), workspace_bytes(c))};
+  if (Status room = device::room_fits("workspace", workspace, workspace_bytes(c)); !room.ok()) return room;
   return check_workspace(batch, cache, options, workspace).status();
 }
 

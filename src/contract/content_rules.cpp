@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "contract/context.h"
@@ -55,23 +54,11 @@ bool any_non_finite_code(const Tensor& t, std::int64_t begin, std::int64_t strid
   }
 }
 
-float largest_finite(DType dtype) {
-  switch (dtype) {
-    case DType::f16: return 65504.0f;
-    case DType::fp8_e4m3fn: return 448.0f;
-    case DType::fp8_e4m3fnuz: return 240.0f;
-    case DType::fp8_e5m2:
-    case DType::fp8_e5m2fnuz: return 57344.0f;
-    case DType::i8: return 128.0f;
-    default: return std::numeric_limits<float>::max();
-  }
-}
-
 /// Calls visit(d, value) for each element of one row whose value * scale is not finite.
 template <typename Visit>
 void for_each_non_finite(const Tensor& t, std::int64_t base, const semantics::KvStrides& strides, std::int64_t head_dim,
                          float scale, Visit&& visit) {
-  const bool scale_can_overflow = !std::isfinite(largest_finite(t.dtype) * scale);
+  const bool scale_can_overflow = !std::isfinite(semantics::largest_finite(t.dtype) * scale);
   for (std::int64_t d = 0; d < head_dim; d += strides.x) {
     const std::int64_t count = std::min(strides.x, head_dim - d);
     const std::int64_t begin = base + strides.element(d);

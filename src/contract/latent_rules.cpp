@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules Q-R01 to Q-R05: caches whose rows are fp8_ds_mla, 656 bytes a token.
 #include <cmath>
-#include <string>
 
 #include "contract/context.h"
 #include "semantics/latent_row.h"

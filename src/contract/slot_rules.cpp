@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules Q-S01 to Q-S09: where this step's tokens are written. O(rows + pages in use), two hash tables at most.
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "contract/context.h"

@@ -3,7 +3,6 @@
 #include "diagnose/describe.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include "diagnose/find_profile.h"

@@ -3,7 +3,6 @@
 #include "diagnose/pattern.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "diagnose/pattern_conditions.h"

@@ -4,7 +4,6 @@
 #include "diagnose/pattern_search.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "diagnose/pattern_conditions.h"

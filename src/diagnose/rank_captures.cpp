@@ -3,7 +3,6 @@
 #include "diagnose/rank_captures.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstring>
 

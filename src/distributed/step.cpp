@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 
+#include "device/room.h"
 #include "device/runtime.h"
 #include "device/staging.h"
 #include "distributed/partials.h"
@@ -214,9 +215,7 @@ Result<ShardedStep> ShardedStep::made_on_rank(Communicator& group, const Context
   if (Status s = distributed::refuse(group, shard, batch, options, settings); !s.ok()) return s;
   const Result<std::size_t> bytes = memory_bytes(shard, batch, cache, options, lengths, settings);
   if (!bytes.ok()) return bytes.status();
-  if (memory.size() < bytes.value() || reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment != 0)
-    return Status{Code::invalid_argument, formatted("memory: {} bytes at {}, expected {}, {}-byte aligned", memory.size(),
-                                                    static_cast<const void*>(memory.data()), bytes.value(), kAlignment)};
+  if (Status room = device::room_fits("memory", memory, bytes.value()); !room.ok()) return room;
   const Result<Indices> indices = indices_of(shard, batch, options, lengths);
   if (!indices.ok()) return indices.status();
   const PartialLayout layout = layout_of(batch, cache, settings);

@@ -2,7 +2,6 @@
 // ALiBi: slope_h * (k - q_pos), any sign of slope, added after the soft cap.
 
 #include <algorithm>
-#include <cmath>
 
 #include "faults/families.h"
 #include "semantics/dtype.h"

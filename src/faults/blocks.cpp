@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of 4 bits and the scales of their blocks: which nibble is which dim, which scale is whose, and what its byte means.
 #include <cmath>
-#include <cstring>
 #include <functional>
-#include <string>
 
 #include "faults/families.h"
 #include "semantics/fp4.h"
-#include "text/formatted.h"
 
 namespace quire::faults_detail {
 namespace {

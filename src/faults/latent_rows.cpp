@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "faults/families.h"
-#include "text/formatted.h"
 
 namespace quire::faults_detail {
 namespace {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults in the page of a position: the block table, page ids and page sizes misread.
 #include <algorithm>
-#include <cmath>
 
 #include "faults/families.h"
 #include "semantics/ceil_div.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "faults/families.h"
-#include "text/formatted.h"
 
 namespace quire::faults_detail {
 namespace {

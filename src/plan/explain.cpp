@@ -97,8 +97,9 @@ std::string prediction_text(const Plan& plan) {
   return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
 }
 
-std::string device_plan_text(const Plan& p) {
+std::string device_plan_text(const Plan& p, const std::string& decode_reason) {
   std::string text = formatted("plan      {}\n", to_string(p));
+  if (!decode_reason.empty()) text += formatted("decode    {}\n", decode_reason);
   text += formatted("sized for {} requests, {} tokens, query_len <= {}, seq_len <= {}; the device reads the lengths\n",
                     p.bounds.num_reqs, p.bounds.num_tokens, p.bounds.max_query_len, p.bounds.max_seq_len);
   for (const std::string& assumption : p.assumptions) text += formatted("assumes   {}\n", assumption);
@@ -122,8 +123,8 @@ std::string device_plan_text(const Plan& p) {
          (p.device.backend == Backend::cuda ? prediction_text(p) : "time      not predicted: never run on hardware\n");
 }
 
-std::string plan_text(const Plan& p) {
-  if (p.device.backend != Backend::cpu) return device_plan_text(p);
+std::string plan_text(const Plan& p, const std::string& decode_reason) {
+  if (p.device.backend != Backend::cpu) return device_plan_text(p, decode_reason);
   std::string text = formatted("plan      {}\n", to_string(p));
   text += formatted("tiles     {} query rows x {} group = {} rows, by {} keys\n", p.tile_q, p.problem.group(),
                     p.tile_q * p.problem.group(), p.tile_kv);
@@ -147,10 +148,10 @@ std::string render(const Explanation& e, const Result<Plan>& planned) {
     if (other)
       elsewhere.push_back(r.kernel);
     else
-      text += formatted("not       {}: {}\n", r.kernel, r.reason);
+      text += formatted("rejected  {}: {}\n", r.kernel, r.reason);
   }
-  if (!elsewhere.empty()) text += formatted("not       {}: kernels of other backends\n", fmt::join(elsewhere, ", "));
-  if (planned.ok()) text += plan_text(planned.value());
+  if (!elsewhere.empty()) text += formatted("rejected  {}: kernels of other backends\n", fmt::join(elsewhere, ", "));
+  if (planned.ok()) text += plan_text(planned.value(), e.decode_reason);
   return text;
 }
 
@@ -164,6 +165,8 @@ Explanation explain(const Problem& problem, const Device& device, const PlanSett
   if (planned.ok()) {
     e.chosen = planned->kernel.name();
     e.plan_line = to_string(planned.value());
+    const plan_detail::GpuTraits* gpu = planned->kernel.row().gpu;
+    if (gpu != nullptr && gpu->decode_reason != nullptr) e.decode_reason = gpu->decode_reason(planned.value());
   }
   const bool asked_rows = planned.ok() || planned.status().code() == Code::unsupported;
   if (asked_rows) e.refusals = refusals_of_others(problem, device, settings, planned.ok() ? planned->kernel : KernelHandle());

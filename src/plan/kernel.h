@@ -51,6 +51,9 @@ struct GpuTraits {
   /// The list that stands in where the kernel cannot read a call's tensors: another kernel or role, in the room of `list`. Null:
   /// the kernel reads all tensors.
   DeviceList (*instead)(const Plan& plan, const DeviceList& list) = nullptr;
+  /// Why the decode rows of a plan are served in one of the kernel's ways and not in another, in words; empty for a plan that has
+  /// no choice. Null: the kernel has one way.
+  std::string (*decode_reason)(const Plan& plan) = nullptr;
   std::span<const Body> bodies;
   std::span<const BodyCosts> costs = {};   ///< on the devices of device_costs.h
   std::span<const ShapedMask> masks = {};  ///< under which the costs hold, beside masks without a shape

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <optional>
-#include <string>
 #include <thread>
 
 #if defined(__linux__)

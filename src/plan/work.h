@@ -60,6 +60,20 @@ enum class Role : std::int32_t {
   prefill,         ///< many score rows, in tiles of a kernel made for prefill
 };
 
+/// Reason why clusters of blocks serve the decode rows of a plan, or the first condition that keeps them from it.
+enum class ClusterReason : std::int32_t {
+  no_choice,        ///< the kernel has one way to serve the list
+  suits,            ///< all clusters run at a time, and none of their blocks has many keys: clusters serve the list
+  batch_invariant,  ///< parts of requests have a fixed size
+  query_len,        ///< a request has, or may have, several query rows
+  group,            ///< a group has more score rows than a low tile
+  layout,
+  head_dim,
+  page_size,
+  num_segments,  ///< requests x KV heads are none, or more than SMs
+  num_keys,      ///< a block would have many keys, which other blocks could share
+};
+
 /// A work list of a GPU plan, which the device writes: slices of the requests with min_rows < query_len * group <= max_rows.
 /// Score row s of a request is query row s / group, head s % group of a KV head's group. Capacities hold for every batch within
 /// the bounds (src/schedule/capacities.h has the proof).
@@ -72,8 +86,9 @@ struct DeviceList {
   std::int64_t max_rows = 0;
   std::int64_t split_keys = 0;  ///< keys per part; 0 = the device chooses, so that about target_items items exist
   std::int64_t target_items = 0;
-  std::int64_t num_blocks = 0;    ///< thread blocks that draw items
-  std::int64_t cluster = 1;       ///< blocks of a cluster, which has one request and KV head; 1 where blocks draw items alone
+  std::int64_t num_blocks = 0;  ///< thread blocks that draw items
+  std::int64_t cluster = 1;     ///< blocks of a cluster, which has one request and KV head; 1 where blocks draw items alone
+  ClusterReason cluster_reason = ClusterReason::no_choice;
   std::int64_t heads = 1;         ///< KV heads of a tile: 1, or 2 that lie side by side, with the rows of both
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts

@@ -13,6 +13,14 @@
 
 namespace quire::schedule {
 
+/// How SMs are divided between two lists.
+struct Division {
+  std::int32_t* units = nullptr;  ///< [1] that the long list begins with
+  std::int32_t all_units = 0;     ///< 0 = the lists are served one after the other
+  std::int16_t long_weight = 1;   ///< tiles of the short list that are as much work as one of the long list's
+  std::int16_t given_units = 0;   ///< value of `units` where the short list is another call's; 0 = the device computes it
+};
+
 /// Keys of a tile, as work of the short list is counted.
 inline constexpr int kShortTileKeys = 64;
 
@@ -30,7 +38,6 @@ QUIRE_HD std::int64_t short_tiles_of(const Args& a, std::int64_t query_len, std:
 /// `short_tiles`. Even, as blocks of the long list run in pairs. At least 2 and at most all_units - 2 if both lists have tiles;
 /// 0 or all_units if one has none. `division` has all_units and long_weight, and comes by reference: AMD's compiler reads it
 /// where it is needed.
-template <class Division>
 QUIRE_HD std::int32_t units_for_long(std::int64_t long_tiles, std::int64_t short_tiles, const Division& division) {
   if (long_tiles == 0) return 0;
   if (short_tiles == 0) return division.all_units;

@@ -57,6 +57,19 @@ QUIRE_HD std::int8_t i8_encode(float value) {
   return static_cast<std::int8_t>(static_cast<std::int32_t>(float_to_bits(clamped + kIntegers) - float_to_bits(kIntegers)));
 }
 
+/// The largest magnitude of an element: floating, or i8.
+QUIRE_HD float largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::f16: return 65504.0f;
+    case DType::fp8_e4m3fn: return 448.0f;
+    case DType::fp8_e4m3fnuz: return 240.0f;
+    case DType::fp8_e5m2:
+    case DType::fp8_e5m2fnuz: return 57344.0f;
+    case DType::i8: return 128.0f;
+    default: return 3.40282347e38f;
+  }
+}
+
 /// Element `index` of `data`, which holds elements of type `dtype`: floating, or i8.
 QUIRE_HD float load(const void* data, DType dtype, std::int64_t index) {
   const auto* bytes = static_cast<const std::uint8_t*>(data);

@@ -4,7 +4,9 @@
 #include <numeric>
 #include <utility>
 
+#include "device/room.h"
 #include "quire/sparse.hpp"
+#include "semantics/ceil_div.h"
 #include "sparse/views.h"
 #include "text/formatted.h"
 #include "text/names.h"
@@ -27,7 +29,7 @@ using sparse::Part;
 
 constexpr std::size_t kAlignment = 256;  // of the workspace of each part
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t aligned(std::size_t bytes) { return semantics::round_up(bytes, kAlignment); }
 
 /// The parts of a call that keeps the rules, and what they point into.
 class Parts {
@@ -94,9 +96,7 @@ Status fits(const Sparse& s, const Batch& batch, const KVCache& cache, const Opt
     return {Code::invalid_argument,
             formatted("attend_sparse: the plan is of {} batches in {} memory, the lists make {} in {} memory; plan again",
                       s.plans.size(), name(s.memory), parts, name(batch.query.memory))};
-  if (workspace.size() < workspace_bytes(s) || reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
-    return {Code::invalid_argument, formatted("workspace: {} bytes at {}, expected at least {} bytes, 64-byte aligned",
-                                              workspace.size(), static_cast<const void*>(workspace.data()), workspace_bytes(s))};
+  if (Status room = device::room_fits("workspace", workspace, workspace_bytes(s)); !room.ok()) return room;
   return check_workspace(batch, cache, options, workspace).status();
 }
 

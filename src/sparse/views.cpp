@@ -3,7 +3,6 @@
 #include "sparse/views.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "semantics/page_walk.h"
 #include "semantics/slot_grid.h"

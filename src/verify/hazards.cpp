@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hazard matrix: for each hazard of testing.md the smallest batches that meet it, crossed with types and layouts.
-#include <algorithm>
 #include <iterator>
 
 #include "text/formatted.h"

@@ -9,7 +9,6 @@
 
 #include "quire/sparse.hpp"
 #include "semantics/index_tensor.h"
-#include "text/formatted.h"
 
 namespace quire::verify_detail {
 namespace {

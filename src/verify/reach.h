@@ -2,7 +2,6 @@
 // Reach of a run: the range of each attribute over the cases that were served. A verdict says nothing about batches beyond.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <set>
 #include <string>

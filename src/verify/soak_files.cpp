@@ -3,13 +3,13 @@
 #include "verify/soak_files.h"
 
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "report/json/keys.h"
 #include "text/formatted.h"
+#include "text/utc.h"
 
 namespace quire::verify_detail {
 
@@ -23,14 +23,6 @@ void keys_of(Keys& keys, State& s) {
 namespace {
 
 using report::Json;
-
-std::string now() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
-  return formatted("{:04}-{:02}-{:02} {:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour,
-                   utc.tm_min, utc.tm_sec);
-}
 
 /// Text of a foreign target in one line.
 std::string one_line(std::string text) {
@@ -95,10 +87,12 @@ Status SoakFiles::append(const char* name, const std::string& text) const {
   return file.flush() ? Status() : io_error(directory_ + name, "cannot be written");
 }
 
-Status SoakFiles::log(const std::string& text) const { return append("log.txt", formatted("{} {}\n", now(), one_line(text))); }
+Status SoakFiles::log(const std::string& text) const {
+  return append("log.txt", formatted("{} {}\n", utc_now("%Y-%m-%d %H:%M:%SZ"), one_line(text)));
+}
 
 Status SoakFiles::add(const SoakFinding& f) const {
-  std::string text = formatted("# {} {} {}: {}\n", now(), one_line(f.target), f.check, one_line(f.text));
+  std::string text = formatted("# {} {} {}: {}\n", utc_now("%Y-%m-%d %H:%M:%SZ"), one_line(f.target), f.check, one_line(f.text));
   if (f.reduced_line.empty()) return append("findings.txt", formatted("{}{}\n", text, f.line));
   text += formatted("# found on: {}\n# {}\n{}\n", f.line, one_line(f.reduced_finding), f.reduced_line);
   return append("findings.txt", text);

@@ -2,7 +2,6 @@
 // verify(): runs the matrices, shrinks what fails, measures the suite's own power, and writes the verdict.
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <future>
 #include <map>
 #include <new>
@@ -12,6 +11,7 @@
 #include "quire/faults.hpp"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
+#include "text/utc.h"
 #include "verify/failure.h"
 #include "verify/judge.h"
 #include "verify/over_ranks.h"
@@ -30,13 +30,6 @@ constexpr int kPeerThreads = 2;           // threads of measure_peer()
 constexpr int kPictures = 8;              ///< failing cases that get pictures
 
 double seconds_since_verify(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  return formatted("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
-}
 
 std::string this_machine() {
   const Device d = host_device();
@@ -174,7 +167,7 @@ class Run {
         asked_(asked_checks(target, options.disabled_checks)),
         rounded_rows_(rounded_rows_of(target)) {
     verdict_.target = target.name;
-    verdict_.date = today();
+    verdict_.date = utc_now("%Y-%m-%d");
     verdict_.device = this_machine();
     verdict_.supported = std::move(suite.supported);
     for (const Entry& e : left_out_) ++verdict_.left_out[e.matrix + " " + e.name];

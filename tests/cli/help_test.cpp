@@ -95,7 +95,7 @@ TEST(Info, SaysWhatWasBuiltAndWhatWouldRun) {
   EXPECT_EQ(ran.exit_code, 0) << ran.err;
   EXPECT_THAT(ran.out,
               AllOf(HasSubstr("built     by "), HasSubstr("kernels for cpu"), HasSubstr("device    scalar: this CPU, 2 threads"),
-                    HasSubstr("runs      cpu_generic"), HasSubstr("not       cpu_avx2: needs AVX2")));
+                    HasSubstr("runs      cpu_generic"), HasSubstr("rejected  cpu_avx2: needs AVX2")));
   EXPECT_THAT(ran.out, ::testing::Not(HasSubstr("is a cuda kernel")));
 }
 

@@ -378,6 +378,50 @@ TEST(DeviceLists, HeadsOf64DimsArePaired) {
   EXPECT_EQ(heads(line + "reqs=64x1@8191", {.batch_invariant = true}), 1);
 }
 
+// A plan keeps the first condition that decides between clusters and Stream-K, and explain() says the condition in words.
+TEST(DeviceLists, PlansSayWhyDecodeHasClustersOrStreamK) {
+  using plan_detail::ClusterReason;
+  using enum ClusterReason;
+  struct Case {
+    std::string line;
+    ClusterReason reason;
+    const char* words;
+    PlanSettings settings = {};
+  };
+  const std::string heads = "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=", few = "q=bf16 kv=bf16 heads=8:2 d=128 page=";
+  const Case cases[] = {
+      {heads + "1@8191", suits,
+       "by clusters, not by Stream-K: 8 clusters of 8 blocks run at the same time, and no block has more than 1024 keys"},
+      {heads + "1@8192", num_keys,
+       "by Stream-K, not by clusters: a row sees up to 8193 keys, expected at most 8192 (clusters of 8 blocks, 1024 keys each)"},
+      {heads + "17x1@100", num_segments, "by Stream-K, not by clusters: 17 requests x 8 KV heads, expected 1 to 132 (the SMs)"},
+      {heads + "1x2@1000", query_len, "by Stream-K, not by clusters: query_len is up to 2, expected 1"},
+      {heads + "1x512,1@1000", query_len, "by Stream-K, not by clusters: query_len is up to 512, expected 1"},
+      {heads + "1@1000",
+       batch_invariant,
+       "in parts of fixed size, not by clusters: the plan is batch_invariant",
+       {.batch_invariant = true}},
+      {"q=bf16 kv=bf16 heads=32:2 d=128 page=16 reqs=1@1000", group,
+       "by Stream-K, not by clusters: group is 16, expected at most 8"},
+      {"q=bf16 kv=bf16 heads=8:2 d=256 page=16 reqs=1@1000", head_dim,
+       "by Stream-K, not by clusters: d is 256, expected at most 128"},
+      {few + "24 reqs=1@1000", page_size, "by Stream-K, not by clusters: page is 24, expected a multiple of 16"},
+      {few + "16 layout=packed reqs=1@1000", layout, "by Stream-K, not by clusters: layout is packed, expected nhd or hnd"},
+      {few + "16 reqs=1x512", query_len, "by Stream-K, not by clusters: query_len is up to 512, expected 1"},
+      {"q=bf16 kv=bf16 heads=8:2 d=512 page=16 reqs=1@1000", no_choice, ""},
+      {"q=f32 kv=f32 heads=8:2 d=128 page=16 reqs=1@1000", no_choice, ""},
+  };
+  for (const Case& c : cases) {
+    const Problem problem = parse_problem_line(c.line)->problem;
+    const Device h100 = find_device("h100").value();
+    EXPECT_EQ(plan(problem, h100, c.settings)->work().lists[0].cluster_reason, c.reason) << c.line;
+    const Explanation e = explain(problem, h100, c.settings);
+    EXPECT_EQ(e.decode_reason, c.words) << c.line;
+    const std::string said = std::string("\ndecode    ") + c.words + "\n";
+    EXPECT_EQ(e.text.find(said) != std::string::npos, c.reason != no_choice) << e.text;
+  }
+}
+
 // Another kernel serves a list, in the room that the plan has made for it, if tensors do not suit tensor copies.
 TEST(DeviceLists, WhatStandsInForHopperFitsTheRoom) {
   const Device sm90 = find_device("sm90").value();

@@ -13,10 +13,7 @@
 namespace quire::schedule {
 namespace {
 
-/// Division of the work in the form that a kernel receives.
-struct Division {
-  std::int32_t all_units = 132, long_weight = 7;
-};
+constexpr Division kDivision{.all_units = 132, .long_weight = 7};
 
 /// The tiles that hold a key which some row sees: key <= position, and position - key < window.
 std::int64_t tiles_by_key(std::int64_t query_len, std::int64_t context_len, std::int64_t window) {
@@ -42,10 +39,10 @@ TEST(DivisionOfSms, TilesOfTheShortListHoldEveryVisibleKey) {
 
 TEST(DivisionOfSms, SmsFollowTheWork) {
   for (const std::int32_t all : {4, 132, 148})
-    for (const std::int32_t weight : {1, 7, 30})
+    for (const std::int16_t weight : {std::int16_t{1}, std::int16_t{7}, std::int16_t{30}})
       for (std::int64_t of_long = 1; of_long < std::int64_t{1} << 40; of_long = of_long * 3 + 1)
         for (std::int64_t of_short = 1; of_short < std::int64_t{1} << 40; of_short = of_short * 5 + 2) {
-          const std::int32_t units = units_for_long(of_long, of_short, Division{all, weight});
+          const std::int32_t units = units_for_long(of_long, of_short, {.all_units = all, .long_weight = weight});
           const double work = static_cast<double>(of_long) * weight;
           const double wanted = all * work / (work + static_cast<double>(of_short));
           ASSERT_EQ(units % 2, 0);
@@ -55,12 +52,12 @@ TEST(DivisionOfSms, SmsFollowTheWork) {
 }
 
 TEST(DivisionOfSms, NobodyWithWorkIsLeftWithoutSms) {
-  EXPECT_EQ(units_for_long(0, 1000, Division{}), 0);
-  EXPECT_EQ(units_for_long(0, 0, Division{}), 0);
-  EXPECT_EQ(units_for_long(1, 0, Division{}), 132);
-  EXPECT_EQ(units_for_long(1, 1 << 30, Division{}), 2);
-  EXPECT_EQ(units_for_long(1 << 30, 1, Division{}), 130);
-  EXPECT_EQ(units_for_long(100, 700, Division{}), 66);
+  EXPECT_EQ(units_for_long(0, 1000, kDivision), 0);
+  EXPECT_EQ(units_for_long(0, 0, kDivision), 0);
+  EXPECT_EQ(units_for_long(1, 0, kDivision), 132);
+  EXPECT_EQ(units_for_long(1, 1 << 30, kDivision), 2);
+  EXPECT_EQ(units_for_long(1 << 30, 1, kDivision), 130);
+  EXPECT_EQ(units_for_long(100, 700, kDivision), 66);
 }
 
 }  // namespace

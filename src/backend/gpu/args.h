@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "quire/tensor.hpp"
+#include "schedule/division.h"
 #include "semantics/block_scale.h"
 #include "semantics/layout.h"
 #include "semantics/mask.h"
@@ -128,14 +129,6 @@ struct ResetArgs {
   unsigned long long permit = 0;  ///< of the call
 };
 
-/// How SMs are divided between two lists; see schedule/division.h.
-struct Division {
-  std::int32_t* units = nullptr;  ///< [1] that the long list begins with
-  std::int32_t all_units = 0;     ///< 0 = the lists are served one after the other
-  std::int16_t long_weight = 1;   ///< tiles of the short list that are as much work as one of the long list's
-  std::int16_t given_units = 0;   ///< value of `units` where the short list is another call's; 0 = the device computes it
-};
-
 /// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.
 struct WorkList {
   WorkSlice* slices = nullptr;         ///< [max_slices]
@@ -154,7 +147,7 @@ struct WorkList {
   std::int32_t max_merges = 0;
   std::int32_t max_partials = 0;
   std::int32_t max_parts = 1;  ///< of a tile, with split_keys
-  Division division;
+  schedule::Division division;
 };
 
 struct AttendArgs {

@@ -49,18 +49,6 @@ QUIRE_DEVICE BadCodes bad_codes(DType type) {
   }
 }
 
-QUIRE_DEVICE float largest_finite(DType type) {
-  switch (type) {
-    case DType::f16: return 65504.0f;
-    case DType::fp8_e4m3fn: return 448.0f;
-    case DType::fp8_e4m3fnuz: return 240.0f;
-    case DType::fp8_e5m2:
-    case DType::fp8_e5m2fnuz: return 57344.0f;
-    case DType::i8: return 128.0f;
-    default: return 3.40282347e38f;
-  }
-}
-
 QUIRE_DEVICE bool is_finite(float value) { return (semantics::float_to_bits(value) & 0x7F800000u) != 0x7F800000u; }
 
 /// Rows of one head: row r begins at element `at` + r * strides.token.
@@ -106,7 +94,7 @@ QUIRE_DEVICE bool has_bad_code(const ContentRows& job) {
 /// A scale may make infinities of finite codes; then each product is looked at.
 QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
   const RowSource& source = job.source;
-  if (!is_finite(largest_finite(source.dtype) * scale)) {
+  if (!is_finite(semantics::largest_finite(source.dtype) * scale)) {
     bool bad = false;
     job.for_each(1, [&](std::int64_t at) { bad |= !is_finite(semantics::load(source.data, source.dtype, at) * scale); });
     return bad;
@@ -120,7 +108,7 @@ QUIRE_DEVICE bool has_bad_row(const ContentRows& job, float scale) {
 /// the codes that there are, may find nothing then.
 QUIRE_DEVICE bool has_bad_scale(const ContentBox& box) {
   bool bad = false;
-  const float largest = largest_finite(box.source.dtype);
+  const float largest = semantics::largest_finite(box.source.dtype);
   for (std::int32_t i = thread_index(); i < box.rows * box.heads; i += kContentThreads) {
     const float scale = box.token_scale.at(box.page, box.first + i / box.heads, i % box.heads);
     bad |= !(scale > 0.0f) || !is_finite(scale) || !is_finite(scale * largest);

@@ -68,7 +68,6 @@ using Stream = void*;    ///< hipStream_t
   QUIRE_HIP_FUNCTION(memcpy, hipMemcpy, Error, (void* to, const void* from, std::size_t bytes, MemcpyKind kind))                \
   QUIRE_HIP_FUNCTION(memcpy_async, hipMemcpyAsync, Error,                                                                       \
                      (void* to, const void* from, std::size_t bytes, MemcpyKind kind, Stream stream))                           \
-  QUIRE_HIP_FUNCTION(memset_async, hipMemsetAsync, Error, (void* to, int byte, std::size_t bytes, Stream stream))               \
   QUIRE_HIP_FUNCTION(stream_synchronize, hipStreamSynchronize, Error, (Stream stream))                                          \
   QUIRE_HIP_FUNCTION(device_synchronize, hipDeviceSynchronize, Error, ())                                                       \
   QUIRE_HIP_FUNCTION(pointer_get_attributes, hipPointerGetAttributes, Error, (PointerAttributes * to, const void* address))     \

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // K or V decoded as another type, or from another layout. The catalogue has both sides at once; kernels convert K and V in
 // different places.
-#include <cstring>
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"

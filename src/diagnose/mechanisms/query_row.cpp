@@ -2,7 +2,6 @@
 // Own keys, another query: of another row or head. Every row and head is tried on one opened cell, at the cost of its dot
 // products.
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "diagnose/mechanisms/mechanism.h"

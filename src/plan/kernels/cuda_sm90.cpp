@@ -150,6 +150,78 @@ bool suits_head_pairs(const Plan& plan) {
          p.num_kv_heads % 2 == 0 && plan.bounds.max_query_len == 1;
 }
 
+/// The largest head_dim of cluster decode, whose registers hold all dims of an output row (src/backend/cuda/sm90/cluster/).
+constexpr std::int64_t kMostClusterDims = 128;
+
+/// Blocks of a cluster, as many as read the keys of all requests in one round; 0: too many requests.
+std::int64_t blocks_of_cluster(const Plan& plan) {
+  const std::int64_t segments = plan.bounds.num_reqs * plan.problem.num_kv_heads;
+  if (segments < 1 || segments > plan.num_threads) return 0;
+  for (std::int64_t blocks = kSm90.most_cluster; blocks > 2; blocks /= 2)
+    if (segments * blocks <= std::min<std::int64_t>(kSm90.reading_blocks, plan.num_threads)) return blocks;
+  return segments * 2 <= plan.num_threads ? 2 : 1;
+}
+
+/// Keys that a block of a cluster may have, so that it has not much more to do than Stream-K would give it, whatever the lengths
+/// are.
+std::int64_t keys_of_cluster_block(const Plan& plan) {
+  const bool few_read = plan.bounds.num_reqs * plan.problem.num_kv_heads * blocks_of_cluster(plan) < kSm90.reading_blocks;
+  return kSm90.most_cluster_keys / (few_read ? 2 : 1);
+}
+
+/// Keys that a row of a plan sees at most.
+std::int64_t most_visible_keys(const Plan& plan) {
+  return std::min(plan.bounds.max_seq_len, plan.problem.sliding_window.value_or(plan.bounds.max_seq_len));
+}
+
+ClusterReason cluster_reason(const Plan& plan) {
+  const Problem& p = plan.problem;
+  if (plan.batch_invariant) return ClusterReason::batch_invariant;
+  if (plan.bounds.max_query_len != 1) return ClusterReason::query_len;
+  if (p.group() > kSm90.narrow_rows) return ClusterReason::group;
+  if (p.layout == CacheLayout::packed) return ClusterReason::layout;
+  if (p.head_dim > kMostClusterDims) return ClusterReason::head_dim;
+  if (p.page_size % kSm90.cluster_unit_keys != 0) return ClusterReason::page_size;
+  const std::int64_t blocks = blocks_of_cluster(plan);
+  if (blocks == 0) return ClusterReason::num_segments;
+  return most_visible_keys(plan) <= blocks * keys_of_cluster_block(plan) ? ClusterReason::suits : ClusterReason::num_keys;
+}
+
+/// The condition of a plan that keeps clusters from its decode rows.
+std::string obstacle_of(ClusterReason reason, const Plan& plan) {
+  const Problem& p = plan.problem;
+  switch (reason) {
+    case ClusterReason::no_choice:
+    case ClusterReason::suits: return "";
+    case ClusterReason::batch_invariant: return "the plan is batch_invariant";
+    case ClusterReason::query_len: return formatted("query_len is up to {}, expected 1", plan.bounds.max_query_len);
+    case ClusterReason::group: return formatted("group is {}, expected at most {}", p.group(), kSm90.narrow_rows);
+    case ClusterReason::layout: return "layout is packed, expected nhd or hnd";
+    case ClusterReason::head_dim: return formatted("d is {}, expected at most {}", p.head_dim, kMostClusterDims);
+    case ClusterReason::page_size:
+      return formatted("page is {}, expected a multiple of {}", p.page_size, kSm90.cluster_unit_keys);
+    case ClusterReason::num_segments:
+      return formatted("{} requests x {} KV heads, expected 1 to {} (the SMs)", plan.bounds.num_reqs, p.num_kv_heads,
+                       plan.num_threads);
+    case ClusterReason::num_keys:
+      return formatted("a row sees up to {} keys, expected at most {} (clusters of {} blocks, {} keys each)",
+                       most_visible_keys(plan), blocks_of_cluster(plan) * keys_of_cluster_block(plan), blocks_of_cluster(plan),
+                       keys_of_cluster_block(plan));
+  }
+  return "";
+}
+
+std::string sm90_decode_reason(const Plan& plan) {
+  const DeviceList& list = plan.work().lists[0];
+  if (list.cluster_reason == ClusterReason::no_choice) return "";
+  if (list.cluster_reason == ClusterReason::suits)
+    return formatted(
+        "by clusters, not by Stream-K: {} clusters of {} blocks run at the same time, and no block has more than {} keys",
+        plan.bounds.num_reqs * plan.problem.num_kv_heads, list.cluster, keys_of_cluster_block(plan));
+  const char* way = list.split_keys > 0 ? "in parts of fixed size" : "by Stream-K";
+  return formatted("{}, not by clusters: {}", way, obstacle_of(list.cluster_reason, plan));
+}
+
 /// Decode's tiles. Narrow ones, or wide ones: where a group does not fit a narrow one, or where all requests of the plan are
 /// known to fit the slices of wide ones and not all a narrow tile (speculative decoding).
 DeviceList decode_tiles(const Plan& plan) {
@@ -159,6 +231,7 @@ DeviceList decode_tiles(const Plan& plan) {
   decode.kernel = rows::cuda_sm90;
   decode.role = Role::decode_wide;
   decode.tile_keys = kSm90.tile_keys;
+  decode.cluster_reason = cluster_reason(plan);
   if (plan.batch_invariant) {  // all rows of all plans need the same tiles
     decode.tile_rows = wide;
     decode.max_rows = kMaxInt32;
@@ -217,32 +290,12 @@ DeviceList stream_k_decode(const Plan& plan) {
   return decode;
 }
 
-/// Blocks of a cluster, as many as read the keys of all requests in one round; 0: too many requests.
-std::int64_t blocks_of_cluster(const Plan& plan) {
-  const std::int64_t segments = plan.bounds.num_reqs * plan.problem.num_kv_heads;
-  if (segments < 1 || segments > plan.num_threads) return 0;
-  for (std::int64_t blocks = kSm90.most_cluster; blocks > 2; blocks /= 2)
-    if (segments * blocks <= std::min<std::int64_t>(kSm90.reading_blocks, plan.num_threads)) return blocks;
-  return segments * 2 <= plan.num_threads ? 2 : 1;
-}
-
-/// Whether the cluster kernel has the code for a plan, and no block of it much more to do than Stream-K would give it, whatever
-/// the lengths are.
-bool suits_clusters(const Plan& plan) {
-  const Problem& p = plan.problem;
-  if (plan.bounds.max_query_len != 1 || p.group() > kSm90.narrow_rows || plan.batch_invariant ||
-      p.layout == CacheLayout::packed || p.head_dim > 128 || p.page_size % kSm90.cluster_unit_keys != 0)
-    return false;
-  const std::int64_t blocks = blocks_of_cluster(plan);
-  const std::int64_t keys = std::min(plan.bounds.max_seq_len, p.sliding_window.value_or(plan.bounds.max_seq_len));
-  const bool few_read = plan.bounds.num_reqs * p.num_kv_heads * blocks < kSm90.reading_blocks;
-  return blocks > 0 && keys <= blocks * kSm90.most_cluster_keys / (few_read ? 2 : 1);
-}
-
 /// The list by the cluster kernel, in the room of `decode`, which stands in for it.
 DeviceList cluster_decode(DeviceList decode, const Plan& plan) {
   decode.role = Role::decode_cluster;
   decode.heads = 1;
+  decode.max_partials *= decode.tile_rows / kSm90.narrow_rows;
+  decode.tile_rows = decode.max_rows = kSm90.narrow_rows;
   decode.cluster = blocks_of_cluster(plan);
   decode.num_blocks = decode.target_items = plan.bounds.num_reqs * plan.problem.num_kv_heads * decode.cluster;
   return decode;
@@ -286,7 +339,7 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
       plan.problem.group() <= decode.max_rows && plan.problem.is_causal_at_end() && !has_wide_dims(plan.problem);
   if (has_decode && most_rows(plan) <= decode.max_rows) {
     decode = stream_k_decode(plan);
-    return {decode.role == Role::decode && suits_clusters(plan) ? cluster_decode(decode, plan) : decode};
+    return {decode.cluster_reason == ClusterReason::suits ? cluster_decode(decode, plan) : decode};
   }
   if (!has_decode && !has_rounded_prefill(plan) && !mma_takes(plan.problem)) return lists_of(rows::cuda_generic, plan);
   DeviceList rest = prefill_tiles(plan);
@@ -378,6 +431,7 @@ constexpr ShapedMask kSm90Masks[] = {{&kH100, Role::prefill, 128, Shape::chunk},
                                      {&kH100, Role::prefill, 128, Shape::spans}};
 constexpr GpuTraits kSm90Traits = {.lists = sm90_lists,
                                    .instead = sm90_instead,
+                                   .decode_reason = sm90_decode_reason,
                                    .bodies = kSm90Bodies,
                                    .costs = kSm90Costs,
                                    .masks = kSm90Masks,

@@ -3,7 +3,6 @@
 //
 // A report must have the keys that comparisons need.
 #include <new>
-#include <utility>
 
 #include "quire/report.hpp"
 #include "report/json/keys.h"

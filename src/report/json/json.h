@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "quire/bench.hpp"
 #include "quire/diagnose.hpp"

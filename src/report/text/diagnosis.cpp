@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A diagnosis for a terminal: the wrong cells, as a rule; the broken laws; the cause; refuted suspects, with numbers.
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <utility>
 

@@ -222,15 +222,6 @@ FAKE_HIP Error hipMemcpyAsync(void* to, const void* from, std::size_t bytes, qui
   return 0;
 }
 
-FAKE_HIP Error hipMemsetAsync(void* to, int byte, std::size_t bytes, quire::hip::Stream stream) {
-  if (state().find(to) == nullptr) return say(kInvalidValue, "hipMemsetAsync of what is not device memory");
-  state().streams[stream].push_back([=] {
-    std::memset(to, byte, bytes);
-    return std::string();
-  });
-  return 0;
-}
-
 FAKE_HIP Error hipStreamSynchronize(quire::hip::Stream stream) { return finished(state().drain(stream)); }
 FAKE_HIP Error hipDeviceSynchronize() { return finished(state().drain_all()); }
 

@@ -43,4 +43,15 @@ struct Bf16 {
   }
 };
 
+/// A row of elements in f32, of which a lane has pairs from 2 lane + 64 i on.
+template <typename T, int kCount>
+__device__ inline void load_pairs(float (&to)[kCount], const void* data, std::int64_t row) {
+  const auto* from = static_cast<const std::uint16_t*>(data) + row + threadIdx.x % 32 * 2;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float2 pair = T::unpack(*reinterpret_cast<const std::uint32_t*>(from + i * 64));
+    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
+  }
+}
+
 }  // namespace quire::cuda::tile

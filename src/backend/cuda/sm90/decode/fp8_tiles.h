@@ -18,6 +18,8 @@
 
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/hopper/wgmma_narrow.h"
 #include "backend/cuda/ptx.h"
@@ -27,6 +29,15 @@
 #include "backend/cuda/tile/element.h"
 
 namespace quire::cuda::sm90::decode {
+
+/// Calls load(std::true_type()) for e4m3fn, load(std::false_type()) for e5m2.
+template <typename Load>
+__device__ inline void of_format(bool e4m3, Load load) {
+  if (e4m3)
+    load(std::true_type());
+  else
+    load(std::false_type());
+}
 
 template <typename T, int kDim_>
 struct Fp8Tiles {
@@ -145,10 +156,7 @@ struct Fp8Tiles {
     }
   }
   __device__ static void load_keys(Keys& keys, const Tile& tile, bool e4m3) {
-    if (e4m3)
-      load_keys_of<true>(keys, tile);
-    else
-      load_keys_of<false>(keys, tile);
+    of_format(e4m3, [&](auto is_e4m3) { load_keys_of<is_e4m3>(keys, tile); });
   }
 
   template <bool kE4m3>
@@ -174,10 +182,7 @@ struct Fp8Tiles {
       }
   }
   __device__ static void load_values(Values& values, const Tile& tile, bool e4m3, int) {
-    if (e4m3)
-      load_values_of<true>(values, tile);
-    else
-      load_values_of<false>(values, tile);
+    of_format(e4m3, [&](auto is_e4m3) { load_values_of<is_e4m3>(values, tile); });
   }
 
   /// Adds the products of step `step` (16 dims of query half `half`).

@@ -6,21 +6,9 @@
 #include "backend/cuda/sm90/decode/setup.h"
 
 namespace quire::cuda::sm90 {
-namespace decode {
-namespace {
-
-struct Family {
-  template <typename T, int kDim>
-  using Tiles = PlainTiles<T, kDim>;
-  template <typename T, int kDim>
-  using Codes = Fp8Tiles<T, kDim>;
-};
-
-}  // namespace
-}  // namespace decode
 
 cudaError_t launch_decode(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
-  return decode::start_decode<decode::Family>({args, maps, blocks, stream});
+  return decode::start_decode<decode::PlainTiles, decode::Fp8Tiles>({args, maps, blocks, stream});
 }
 
 }  // namespace quire::cuda::sm90

@@ -5,21 +5,9 @@
 #include "backend/cuda/sm90/decode/setup.h"
 
 namespace quire::cuda::sm90 {
-namespace decode {
-namespace {
-
-struct Family {
-  template <typename T, int kDim>
-  using Tiles = PackedTiles<T, kDim>;
-  template <typename T, int kDim>
-  using Codes = PackedFp8Tiles<T, kDim>;
-};
-
-}  // namespace
-}  // namespace decode
 
 cudaError_t launch_decode_packed(const HopperArgs& args, const CacheMaps& maps, int blocks, cudaStream_t stream) {
-  return decode::start_decode<decode::Family>({args, maps, blocks, stream});
+  return decode::start_decode<decode::PackedTiles, decode::PackedFp8Tiles>({args, maps, blocks, stream});
 }
 
 }  // namespace quire::cuda::sm90

@@ -9,14 +9,13 @@
 
 namespace quire::cuda::sm90::decode {
 
-/// Common part of both kinds of packed tiles. Base: PlainTiles or Fp8Tiles.
-template <typename Base>
+/// Common part of both kinds of packed tiles. Base: PlainTiles or Fp8Tiles of kDim.
+template <typename Base, int kDim, int kElementBytes>
 struct PackedTilesOf : Base {
-  using Base::kDim, Base::kElementBytes;
-  static constexpr int kBoxes = 1;                              ///< side by side
-  static constexpr int kRowBytes = Base::kDim * kElementBytes;  ///< of a token, in a box
-  using KeyLayout = PackedKeys<Base::kDim, kElementBytes>;
-  using ValueLayout = PackedValues<Base::kDim, kElementBytes>;
+  static constexpr int kBoxes = 1;                        ///< side by side
+  static constexpr int kRowBytes = kDim * kElementBytes;  ///< of a token, in a box
+  using KeyLayout = PackedKeys<kDim, kElementBytes>;
+  using ValueLayout = PackedValues<kDim, kElementBytes>;
 
   struct Tile {
     Byte bytes[kTileKeys * kRowBytes];
@@ -62,31 +61,27 @@ struct PackedTilesOf : Base {
   }
 };
 
-template <typename T, int kDim_>
-struct PackedTiles : PackedTilesOf<PlainTiles<T, kDim_>> {
-  using Base = PackedTilesOf<PlainTiles<T, kDim_>>;
-  using typename Base::KeyLayout;
-  using typename Base::Keys;
-  using typename Base::Tile;
-  using typename Base::ValueLayout;
-  using typename Base::Values;
+template <typename T, int kDim>
+struct PackedTiles : PackedTilesOf<PlainTiles<T, kDim>, kDim, 2> {
+  using KeyLayout = PackedKeys<kDim, 2>;
+  using ValueLayout = PackedValues<kDim, 2>;
   static constexpr bool kF16 = T::kDType == DType::f16;
 
-  __device__ static float value_at(const Tile& tile, int key, int dim, bool, int page_size) {
+  __device__ static float value_at(const auto& tile, int key, int dim, bool, int page_size) {
     return T::unpack(*reinterpret_cast<const std::uint16_t*>(tile.bytes + ValueLayout(page_size).element(key, dim))).x;
   }
-  __device__ static void load_keys(Keys&, const Tile&, bool) {}
-  __device__ static void load_values(Values&, const Tile&, bool, int) {}
+  __device__ static void load_keys(auto&, const auto&, bool) {}
+  __device__ static void load_values(auto&, const auto&, bool, int) {}
 
   /// Adds the products of step `step` (16 dims of query half `half`).
   template <int kCount>
-  __device__ static void multiply_keys(float (&s)[kCount], const Keys&, const Tile& k, std::uint64_t query, int half, int step) {
+  __device__ static void multiply_keys(float (&s)[kCount], const auto&, const auto& k, std::uint64_t query, int half, int step) {
     const std::uint64_t keys = hopper::matrix<hopper::Swizzle::none>(k.bytes, KeyLayout::kGroupBytes, KeyLayout::kChunkBytes);
     hopper::wgmma<kF16, 0, 0>(s, hopper::advanced(keys, (half * 4 + step) * 2 * KeyLayout::kChunkBytes), query, half + step);
   }
   /// Adds the products of 16 keys with 64 dims.
   template <int kCount>
-  __device__ static void multiply_values(float (&out)[kCount], const Values&, const Tile& v, std::uint64_t weights, int half,
+  __device__ static void multiply_values(float (&out)[kCount], const auto&, const auto& v, std::uint64_t weights, int half,
                                          int step, int page_size) {
     const ValueLayout layout(page_size);
     const std::uint64_t values = hopper::matrix(layout.swizzle_mode(), v.bytes, layout.stride());
@@ -97,18 +92,14 @@ struct PackedTiles : PackedTilesOf<PlainTiles<T, kDim_>> {
 /// Codes are converted in registers (fp8_tiles.h). ldmatrix hands a thread dims 4 c + {0..3} of key r, as there, and tokens
 /// 4 c + {0..3} of dim r: tokens 4 c + {0, 1} are columns 2 c + {0, 1} of the product with values, the others 2 c + {8, 9}.
 /// Weights are put into shared memory in that order.
-template <typename T, int kDim_>
-struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
-  using Base = PackedTilesOf<Fp8Tiles<T, kDim_>>;
-  using Base::kBlocks, Base::kDim;
-  using typename Base::KeyLayout;
-  using typename Base::Keys;
-  using typename Base::Tile;
-  using typename Base::ValueLayout;
-  using typename Base::Values;
+template <typename T, int kDim>
+struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim>, kDim, 1> {
+  using KeyLayout = PackedKeys<kDim, 1>;
+  using ValueLayout = PackedValues<kDim, 1>;
+  static constexpr int kBlocks = kDim / 64;  ///< of 64 dims
   static constexpr bool kDimsInPairs = false;
 
-  __device__ static float value_at(const Tile& tile, int key, int dim, bool e4m3, int page_size) {
+  __device__ static float value_at(const auto& tile, int key, int dim, bool e4m3, int page_size) {
     const Byte code = tile.bytes[ValueLayout(page_size).element(key, dim)];
     return tile::F16::unpack(tile::convert_pair<tile::F16>(code, e4m3)).x;
   }
@@ -121,7 +112,7 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
   __device__ static int dim_of(int block, int i, int lane, int warp) { return block * 64 + warp * 16 + lane / 4 + i * 8; }
 
   template <bool kE4m3>
-  __device__ static void load_keys_of(Keys& keys, const Tile& tile) {
+  __device__ static void load_keys_of(auto& keys, const auto& tile) {
     const int lane = static_cast<int>(threadIdx.x % 32), key = static_cast<int>(threadIdx.x / 32 % 4 * 16) + lane % 16;
     const std::uint32_t from = ptx::shared_address(tile.bytes) + KeyLayout::chunk(key, lane / 16);
 #pragma unroll
@@ -133,16 +124,13 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
         tile::convert_four<kE4m3>(codes[i], keys.a[step + i / 2][i % 2], keys.a[step + i / 2][i % 2 + 2]);
     }
   }
-  __device__ static void load_keys(Keys& keys, const Tile& tile, bool e4m3) {
-    if (e4m3)
-      load_keys_of<true>(keys, tile);
-    else
-      load_keys_of<false>(keys, tile);
+  __device__ static void load_keys(auto& keys, const auto& tile, bool e4m3) {
+    of_format(e4m3, [&](auto is_e4m3) { load_keys_of<is_e4m3>(keys, tile); });
   }
 
   /// Matrices of one ldmatrix: dims r and r + 8 of two steps.
   template <bool kE4m3>
-  __device__ static void load_values_of(Values& values, const Tile& tile, int page_size) {
+  __device__ static void load_values_of(auto& values, const auto& tile, int page_size) {
     const ValueLayout layout(page_size);
     const int lane = static_cast<int>(threadIdx.x % 32), dim = static_cast<int>(threadIdx.x / 32 % 4 * 16) + lane % 16;
     const std::uint32_t from = ptx::shared_address(tile.bytes) + layout.step(lane / 16) + dim * layout.row_bytes();
@@ -159,11 +147,8 @@ struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim_>> {
         }
       }
   }
-  __device__ static void load_values(Values& values, const Tile& tile, bool e4m3, int page_size) {
-    if (e4m3)
-      load_values_of<true>(values, tile, page_size);
-    else
-      load_values_of<false>(values, tile, page_size);
+  __device__ static void load_values(auto& values, const auto& tile, bool e4m3, int page_size) {
+    of_format(e4m3, [&](auto is_e4m3) { load_values_of<is_e4m3>(values, tile, page_size); });
   }
 };
 

@@ -43,26 +43,24 @@ cudaError_t start_tiles(const DecodeLaunch& launch) {
   return cudaErrorInvalidValue;
 }
 
-/// Family: Tiles<T, kDim> of 16-bit caches, Codes<T, kDim> of fp8 ones.
-template <typename Family, typename T, int kDim>
-cudaError_t start_dim(const DecodeLaunch& launch) {
-  if (is_fp8(launch.args.common.cache_k.dtype)) return start_tiles<T, typename Family::template Codes<T, kDim>>(launch);
-  return start_tiles<T, typename Family::template Tiles<T, kDim>>(launch);
-}
-
-template <typename Family, typename T>
+template <template <typename, int> class Tiles, typename T>
 cudaError_t start_type(const DecodeLaunch& launch) {
-  if (launch.args.common.head_dim == 64) return start_dim<Family, T, 64>(launch);
-  if (launch.args.common.head_dim == 128) return start_dim<Family, T, 128>(launch);
-  if (launch.args.common.head_dim == 256) return start_dim<Family, T, 256>(launch);
+  if (launch.args.common.head_dim == 64) return start_tiles<T, Tiles<T, 64>>(launch);
+  if (launch.args.common.head_dim == 128) return start_tiles<T, Tiles<T, 128>>(launch);
+  if (launch.args.common.head_dim == 256) return start_tiles<T, Tiles<T, 256>>(launch);
   return cudaErrorInvalidValue;
 }
 
-/// 8-bit queries become f16.
-template <typename Family>
+template <template <typename, int> class Tiles>
+cudaError_t start_cache(const DecodeLaunch& launch) {
+  return launch.args.common.query.dtype == DType::bf16 ? start_type<Tiles, tile::Bf16>(launch)
+                                                       : start_type<Tiles, tile::F16>(launch);
+}
+
+/// `Tiles` of 16-bit caches, `Codes` of fp8 ones. 8-bit queries become f16.
+template <template <typename, int> class Tiles, template <typename, int> class Codes>
 cudaError_t start_decode(const DecodeLaunch& launch) {
-  return launch.args.common.query.dtype == DType::bf16 ? start_type<Family, tile::Bf16>(launch)
-                                                       : start_type<Family, tile::F16>(launch);
+  return is_fp8(launch.args.common.cache_k.dtype) ? start_cache<Codes>(launch) : start_cache<Tiles>(launch);
 }
 
 }  // namespace quire::cuda::sm90::decode

@@ -8,17 +8,6 @@
 
 namespace quire::cuda::sm90::mla {
 
-/// Dims of a thread: pairs 2 lane + 64 i.
-template <typename T, int kCount>
-__device__ inline void load_pairs(float (&to)[kCount], const void* data, std::int64_t row) {
-  const auto* from = static_cast<const std::uint16_t*>(data) + row + threadIdx.x % 32 * 2;
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    const float2 pair = T::unpack(*reinterpret_cast<const std::uint32_t*>(from + i * 64));
-    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
-  }
-}
-
 /// Stores score row `row` of the item as output, or as the item's part of it (`place`: its row among the partial results).
 template <typename T>
 __device__ inline void store_exact_row(const gpu::AttendArgs& a, const tile::Item& item, int row, std::int64_t place) {
@@ -27,11 +16,11 @@ __device__ inline void store_exact_row(const gpu::AttendArgs& a, const tile::Ite
   const semantics::KeyRange seen = tile::keys_of_row(a, item.lengths, row);
   const int end = min(static_cast<int>(seen.end), item.slice.key_end);
   float query[kKeyDim / 32], k[kKeyDim / 32], acc[kValues] = {}, max2 = -INFINITY, sum = 0.0f;
-  load_pairs<T>(query, a.query.data, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
+  tile::load_pairs<T>(query, a.query.data, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
 #pragma unroll 1
   for (int position = max(static_cast<int>(seen.begin), item.slice.key_begin); position < end; ++position) {
     const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
-    load_pairs<T>(k, a.cache_k.data, a.cache_k.strides.row(page, item.kv_head, position % a.page_size));
+    tile::load_pairs<T>(k, a.cache_k.data, a.cache_k.strides.row(page, item.kv_head, position % a.page_size));
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kKeyDim / 32; ++i) dot = fmaf(query[i], k[i], dot);

@@ -41,15 +41,7 @@ __device__ inline std::int64_t row_of_key(const gpu::AttendArgs& a, const tile::
   return cache.strides.row(page, item.kv_head, position % a.page_size);
 }
 
-template <typename T, int kDim>
-__device__ inline void load_pairs(float (&to)[kDim / 32], const void* data, std::int64_t row) {
-  const auto* from = static_cast<const std::uint16_t*>(data) + row + threadIdx.x % 32 * 2;
-#pragma unroll
-  for (int i = 0; i < kDim / 64; ++i) {
-    const float2 pair = T::unpack(*reinterpret_cast<const std::uint32_t*>(from + i * 64));
-    to[2 * i] = pair.x, to[2 * i + 1] = pair.y;
-  }
-}
+/// tile::load_pairs() of codes.
 template <int kDim>
 __device__ inline void load_codes(float (&to)[kDim / 32], const void* data, std::int64_t row, bool e4m3) {
   const auto* from = static_cast<const unsigned char*>(data) + row + threadIdx.x % 32 * 2;
@@ -82,7 +74,7 @@ __device__ inline void load_key_row(float (&to)[kDim / 32], const gpu::AttendArg
   else if (kCodes && cached)
     load_codes<kDim>(to, cache.data, row, cache.dtype == DType::fp8_e4m3fn);
   else
-    load_pairs<T, kDim>(to, cached ? cache.data : fresh.data, row);
+    tile::load_pairs<T>(to, cached ? cache.data : fresh.data, row);
 }
 
 /// A row of the query.
@@ -91,7 +83,7 @@ __device__ inline void load_query_row(float (&to)[kDim / 32], const gpu::AttendA
   if (kCodes && a.query.dtype == DType::fp8_e4m3fn)
     load_codes<kDim>(to, a.query.data, row, /*e4m3=*/true);
   else
-    load_pairs<T, kDim>(to, a.query.data, row);
+    tile::load_pairs<T>(to, a.query.data, row);
 }
 
 /// Keys of the item that one score row sees.
