@@ -10,8 +10,6 @@
 namespace quire::verify_detail {
 namespace {
 
-constexpr std::size_t kQuickTurns = 4;  ///< lines of one shape in a quick run
-
 /// Combination number `turn`. The counts of layouts, scales and index types share no factor, and each shape starts at another
 /// turn, so that every value meets every other.
 std::string combination(const TypePair& types, std::size_t turn) {

@@ -281,7 +281,6 @@ void add_type_matrices(std::vector<Entry>& list, const AskedTypes& asked, bool q
 }
 
 std::vector<Entry> hazard_matrix(bool quick) {
-  constexpr std::size_t kQuickTurns = 4;
   std::vector<Entry> list;
   const std::vector<std::string>& types = type_combinations();
   std::size_t turn = 0;

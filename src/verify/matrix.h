@@ -4,6 +4,7 @@
 // An entry is a few words and numbers; prepare.h gives it data. tests/kernels runs the same hazards on every kernel.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,6 +44,8 @@ struct Hazard {
   std::int64_t least_dim = 1;  ///< smallest head_dim that shows the hazard
 };
 const std::vector<Hazard>& hazards();
+
+inline constexpr std::size_t kQuickTurns = 4;  ///< lines of one shape in a quick run
 
 /// Combinations with every query type, cache type, layout, scale form and index type; type_matrix() has the missing pairs.
 const std::vector<std::string>& type_combinations();

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <vector>
 
 #include "backend/cpu/attend_args.h"
@@ -60,7 +61,7 @@ constinit const KernelRow rows::cuda_new = {.info = {"cuda_new", Backend::cuda, 
 namespace cpu {
 namespace {
 
-int attended = 0;
+std::atomic<int> attended = 0;  // threads of the pool count here
 
 std::int64_t attend_new(const AttendArgs& args, const WorkItem& item, float* scratch) {
   ++attended;
