@@ -270,6 +270,28 @@ TEST(Checks, DisabledOnesAreNotMade) {
   EXPECT_FALSE(by_name(result).contains("canaries"));
 }
 
+// A kernel whose tiles hold two KV heads multiplies keys of one head with zeros in the place of the other head's query rows:
+// 0 x NaN reaches rows that do not see the NaN.
+TEST(Checks, ANaNInAKeyOfOneHeadThatReachesItsNeighbourIsNoticed) {
+  Entry line = entry("q=bf16 heads=8:4 d=64 page=16 lse=1 reqs=40x1@90");
+  line.special = Special::nan_in_a_key;
+  EXPECT_EQ(judged(right_target(), line).status, CaseStatus::pass);
+  Target pairs = right_target();
+  pairs.attend = [right = pairs.attend](const Case& c, std::string& kernel) {
+    if (Status s = right(c, kernel); !s.ok()) return s;
+    const Tensor& o = c.batch.output;
+    const std::int64_t group = o.shape[1] / c.cache.k.shape[2];
+    for (std::int64_t token = 0; token < o.shape[0]; ++token)
+      for (std::int64_t head = 0; head < o.shape[1]; ++head) {
+        const std::int64_t neighbour = head / group % 2 == 0 ? head + group : head - group;
+        if (std::isnan(semantics::load(o.data, o.dtype, token * o.stride[0] + neighbour * o.stride[1])))
+          semantics::store(o.data, o.dtype, token * o.stride[0] + head * o.stride[1], std::nanf(""));
+      }
+    return Status();
+  };
+  EXPECT_EQ(judged(pairs, line).status, CaseStatus::fail);
+}
+
 // Bits that are the same alone and in a batch may be wrong in both.
 TEST(Checks, ThePlanForTheSameBitsIsJudgedByItsValues) {
   for (const float off : {0.0f, 1.0f}) {
