@@ -14,19 +14,6 @@ struct CheckedLengths {
   bool sound = false;
 };
 
-QUIRE_DEVICE CheckedLengths checked_lengths(const AttendArgs& a, std::int32_t req) {
-  CheckedLengths n;
-  const std::int64_t first = a.query_start_loc[req], last = a.query_start_loc[req + 1];
-  n.seq_len = a.seq_lens[req];
-  n.cached_len = a.cached_lens.data != nullptr ? a.cached_lens[req] : n.seq_len;
-  if (first < 0 || last < first || last > a.num_tokens) return n;
-  n.query_len = last - first;
-  if (n.seq_len < n.query_len || n.seq_len > 0x7FFFFFFF) return n;
-  n.context_len = n.seq_len - n.query_len;
-  n.sound = n.cached_len >= n.context_len && n.cached_len <= n.seq_len && (n.cached_len == n.seq_len || a.key.data != nullptr);
-  return n;
-}
-
 /// Rules Q-V06 to Q-V08 of a request, whose seq_len is sound.
 QUIRE_DEVICE bool shapes_are_sound(const AttendArgs& a, std::int32_t req, std::int64_t seq_len) {
   constexpr std::int64_t kMost = 0x7FFFFFFF;
@@ -62,27 +49,35 @@ QUIRE_DEVICE bool masks_are_sound(const AttendArgs& a, std::int32_t req, const C
   return n.cached_len == n.seq_len || (at_end && q_begin - key_begin == n.context_len);
 }
 
-/// checked_lengths() of any batch: a request may have fewer keys than rows if it is not causal or has a q_begin.
-QUIRE_DEVICE CheckedLengths checked_masked_lengths(const AttendArgs& a, std::int32_t req) {
+/// kMasks: of any batch. A request may have fewer keys than rows if it is not causal or has a q_begin.
+template <bool kMasks = false>
+QUIRE_DEVICE CheckedLengths checked_lengths(const AttendArgs& a, std::int32_t req) {
   CheckedLengths n;
   const std::int64_t first = a.query_start_loc[req], last = a.query_start_loc[req + 1];
   n.seq_len = a.seq_lens[req];
   n.cached_len = a.cached_lens.data != nullptr ? a.cached_lens[req] : n.seq_len;
   if (first < 0 || last < first || last > a.num_tokens) return n;
   n.query_len = last - first;
-  const bool causal = a.causal.data != nullptr ? a.causal[req] : a.causal_by_default;
-  const std::int64_t least = !causal || a.q_begin.data != nullptr ? 0 : n.query_len;
+  std::int64_t least = n.query_len;
+  if constexpr (kMasks) {
+    const bool causal = a.causal.data != nullptr ? a.causal[req] : a.causal_by_default;
+    least = !causal || a.q_begin.data != nullptr ? 0 : n.query_len;
+  }
   if (n.seq_len < least || n.seq_len > 0x7FFFFFFF) return n;
   n.context_len = n.seq_len - n.query_len;
-  const bool cached = n.cached_len == n.seq_len || a.key.data != nullptr;
-  n.sound =
-      n.cached_len >= n.context_len && n.cached_len >= 0 && n.cached_len <= n.seq_len && cached && masks_are_sound(a, req, n);
+  if constexpr (kMasks) {
+    const bool cached = n.cached_len == n.seq_len || a.key.data != nullptr;
+    n.sound =
+        n.cached_len >= n.context_len && n.cached_len >= 0 && n.cached_len <= n.seq_len && cached && masks_are_sound(a, req, n);
+  } else {
+    n.sound = n.cached_len >= n.context_len && n.cached_len <= n.seq_len && (n.cached_len == n.seq_len || a.key.data != nullptr);
+  }
   return n;
 }
 
 /// Lengths of requests as the batch has them.
 QUIRE_DEVICE CheckedLengths checked_lengths_of(const AttendArgs& a, std::int32_t req) {
-  return a.has_masks || a.key_begin.data != nullptr ? checked_masked_lengths(a, req) : checked_lengths(a, req);
+  return a.has_masks || a.key_begin.data != nullptr ? checked_lengths<true>(a, req) : checked_lengths(a, req);
 }
 
 /// Rules about the batch as a whole: query_start_loc begins at 0, and ends at num_tokens or, of a padded batch, before.
