@@ -28,6 +28,7 @@ Json prediction_json(const Prediction& p) {
   for (const ListPrediction& l : p.lists)
     lists.push_back({{"served_by", l.served_by},
                      {"tile_rows", l.tile_rows},
+                     {"tile_heads", l.tile_heads},
                      {"tile_keys", l.tile_keys},
                      {"units", l.units},
                      {"items", l.items},

@@ -125,7 +125,7 @@ def list_us(one: dict, line: dict, device: dict, bodies: dict) -> float:
     rows = one["tile_rows"]
     if one["served_by"] == "sm90_prefill":
         rows = -(-rows // PREFILL_ROWS) * PREFILL_ROWS
-    keys, dim = one["tile_keys"], line["mean_dim"]
+    keys, dim = one["tile_heads"] * one["tile_keys"], line["mean_dim"]
     tile = c["tile"] + 1e-6 * (keys * dim * c["key"] + rows * keys * (c["score"] + dim * c["product"]))
     read = one["read_bytes"] / (c["share"] * line["ceiling"] * 1e6)
     merge = c["merge"] if one["merges"] else 0
@@ -275,7 +275,7 @@ def self_test() -> int:
     noticed["a prediction that is off"] = "0 of 1." in table_text([line]) and "| 30.0 % | 1.30 of 10.0 us |" in table_text([line])
     noticed["a prediction that is right"] = "1 of 1." in table_text([{**line, "explained": 10.0}])
     noticed["a time of an earlier kernel"] = not any(timed_lines.is_of_this_kernel(
-        {"file": "h100-attend.json"}, [{"served_by": body, "tile_keys": 96, "items": 1}]) for body in ("sm90_cluster", "sm90_prefill"))
+        {"file": "h100-attend.json"}, [{"served_by": body, "tile_keys": 96, "tile_heads": 1, "items": 1}]) for body in ("sm90_cluster", "sm90_prefill"))
     missed = [what for what, found in noticed.items() if not found]
     print("\n".join(f"not noticed: {what}" for what in missed) or "ok")
     return 1 if missed else 0

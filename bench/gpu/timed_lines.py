@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 
 # A kernel that changed after other files were written: the files that timed it as it is.
-TIMED_AGAIN = {"sm90_cluster": ("h100-cluster-codes.json",), "sm90_prefill, tall": ("h100-unmasked-loop.json",)}
+TIMED_AGAIN = {"sm90_cluster": ("h100-cluster-codes.json",), "sm90_prefill, tall": ("h100-unmasked-loop.json",),
+               "sm90_decode, two heads": ("h100-head-pairs.json",)}
 
 
 def timed(line: str, us: float, kernel: str = "", key_value: bool = False) -> dict:
@@ -81,8 +82,10 @@ def read(path: Path) -> "list[dict]":
 
 
 def kernel_of(one: dict) -> str:
-    """The kernel of a predicted list. Prefill's tall tiles (docs/kernels/sm90_prefill.md) have a kernel of their own."""
-    return one["served_by"] + (", tall" if one["served_by"] == "sm90_prefill" and one["tile_keys"] == 96 else "")
+    """The kernel of a predicted list. Tall tiles of prefill and decode's tiles of two KV heads have kernels of their own."""
+    if one["served_by"] == "sm90_prefill" and one["tile_keys"] == 96:
+        return one["served_by"] + ", tall"
+    return one["served_by"] + (", two heads" if one["tile_heads"] == 2 else "")
 
 
 def is_of_this_kernel(row: dict, lists: "list[dict]") -> bool:

@@ -19,6 +19,7 @@ struct ListPrediction {
   std::string served_by;           ///< name of the kernel body: "sm90_decode", "mma_tall", "generic", ... (Body::name)
   std::int64_t tile_rows = 0;      ///< score rows per tile
   std::int64_t tile_keys = 0;      ///< keys per tile
+  std::int64_t tile_heads = 1;     ///< KV heads of a tile, with the score rows of all of them
   std::int64_t units = 0;          ///< units that share the items
   std::int64_t items = 0;          ///< parts of tiles of score rows, times KV heads
   std::int64_t busiest_items = 0;  ///< items of the unit with most work

@@ -179,6 +179,7 @@ bool predict_list(const Plan& plan, const DeviceList& list, const DeviceCosts& d
   one.served_by = body.name;
   one.tile_rows = list.tile_rows;
   one.tile_keys = list.tile_keys;
+  one.tile_heads = list.heads;
   one.units = list.num_blocks / body.blocks_per_unit;
   one.items = work.items;
   one.busiest_items = work.busiest_items;
