@@ -53,6 +53,10 @@ struct EmulatedTiles {
       std::memcpy(tile_state.bytes[kTile] + r * 64, static_cast<const std::uint8_t*>(from) + r * stride, 64);
   }
   template <int kTile>
+  static void stream(const void* from, std::int64_t stride) {
+    load<kTile>(from, stride);
+  }
+  template <int kTile>
   static void store(void* to, std::int64_t stride) {
     for (std::int64_t r = 0; r < tile_state.rows[kTile]; ++r)
       std::memcpy(static_cast<std::uint8_t*>(to) + r * stride, tile_state.bytes[kTile] + r * 64, 64);

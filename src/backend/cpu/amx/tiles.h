@@ -4,9 +4,9 @@
 // Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2: LDTILECFG, TILELOADD,
 // TILESTORED, TDPBF16PS. A tile here has up to 16 rows of 64 bytes. TDPBF16PS: C[m][n] += sum over k < 16 of
 // A[m][2k] B[k][2n] + A[m][2k+1] B[k][2n+1], in f32, rounding to nearest even, with denormals in and out taken as zero.
-// Register use: C tiles 0 and 1, A tile 4, B tile 6, and no more: loads and products overlap by renaming, and while the core's
-// other hardware thread is busy there is little to rename to. A load and a product with 3 or 4 registers in use then take 36
-// cycles, with 8 in use 66; with the core to itself 16, whatever is in use.
+// Register use: C tiles 0 and 1, A tile 4, B tiles 6 and 7, and no more: loads and products overlap by renaming, and while the
+// core's other hardware thread is busy there is little to rename to. A load and a product with 3 or 4 registers in use then take
+// 36 cycles, with 8 in use 66; with the core to itself 16, whatever is in use.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,11 @@ struct HardwareTiles {
   template <int kTile>
   static void load(const void* from, std::int64_t stride) {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+  }
+  /// load() of what is not wanted again soon: other lines stay in L1.
+  template <int kTile>
+  static void stream(const void* from, std::int64_t stride) {
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
   }
   template <int kTile>
   static void store(void* to, std::int64_t stride) {
