@@ -37,7 +37,7 @@ inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(
 struct EmulatedTiles {
   using Faults = NoFaults;
   static void configure(std::int64_t rows) {
-    for (int tile = 0; tile < 8; ++tile) tile_state.rows[tile] = tile < 6 ? rows : kTileRows;
+    for (int tile = 0; tile < 8; ++tile) tile_state.rows[tile] = has_few_rows(tile) ? rows : kTileRows;
     std::memset(tile_state.bytes, 0, sizeof tile_state.bytes);
   }
   static void release() {

@@ -389,7 +389,7 @@ inline void store_amx_partials(const AmxItem& v) {
 template <class T>
 std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float* scratch) {
   AmxItem v(args, item, scratch);
-  T::configure(kTileRows);
+  T::configure(v.stacked ? v.acc_rows : kTileRows);
   load_amx_queries(v);
   if (item.key_begin < item.key_end) {
     const std::int64_t stop = (item.key_begin / kTileKeys + 1) * kTileKeys;
