@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The eight tile registers of Intel AMX and the four instructions on them that the kernel uses.
+// The eight tile registers of Intel AMX and the instructions on them that the kernel uses.
 //
 // Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2: LDTILECFG, TILELOADD,
-// TILESTORED, TDPBF16PS. A tile here has up to 16 rows of 64 bytes. TDPBF16PS: C[m][n] += sum over k < 16 of
+// TILELOADDT1, TILESTORED, TDPBF16PS. A tile here has up to 16 rows of 64 bytes. TDPBF16PS: C[m][n] += sum over k < 16 of
 // A[m][2k] B[k][2n] + A[m][2k+1] B[k][2n+1], in f32, rounding to nearest even, with denormals in and out taken as zero.
 // Register use: C tiles 0 and 1, A tile 4, B tiles 6 and 7; where few rows are summed, C tiles 2 and 3, A tile 5 and B tile 6. No
 // more: loads and products overlap by renaming, and while the core's other hardware thread is busy there is little to rename to.
