@@ -16,6 +16,8 @@ copies in turn as `quire bench` takes, so that they are as cold. Every output is
   vllm_cpu           vLLM's CPU attention, blocks of 128 tokens, its scheduler metadata made once (as plan() is)
   llama_flash        llama.cpp's GGML_OP_FLASH_ATTN_EXT alone, by ggml's C interface: contiguous K and V in f16, which is its cache's
                      type by default, queries in f32. The folder of libggml-cpu.so is llama-cpp-python's or GGML_LIB's
+
+QUIRE_CPU=avx512bf16 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment keeps Quire, vLLM and torch from AMX where there is one.
 """
 from __future__ import annotations
 
@@ -256,7 +258,8 @@ class VllmCpu:
         self.query = torch.empty(int(self.starts[-1]), shape.heads, shape.dim, dtype=torch.bfloat16)
         self.output = torch.empty_like(self.query)
         self.window = shape.window or -1
-        self.isa = "amx" if kv == "auto" and hasattr(torch.cpu, "_is_amx_tile_supported") and torch.cpu._is_amx_tile_supported() else "vec"
+        may_amx = os.environ.get("QUIRE_CPU", "amx") == "amx" and getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        self.isa = "amx" if kv == "auto" and may_amx else "vec"
         self.plain: "dict[int, object]" = {}
         self.copies = [self._make(reqs) for _ in range(copies)]
         self.metadata = ops.cpu_attn_get_scheduler_metadata(

@@ -26,11 +26,11 @@ std::vector<std::uint32_t> multiply(const Operands& x, std::int64_t rows) {
   alignas(64) float c[256];
   std::memcpy(c, x.c, sizeof c);
   T::configure(rows);
-  T::template load<0>(c, 64);
-  T::template load<4>(x.a, 64);
+  T::template load<2>(c, 64);
+  T::template load<5>(x.a, 64);
   T::template load<6>(x.b, 64);
-  T::template dot<0, 4, 6>();
-  T::template store<0>(c, 64);
+  T::template dot<2, 5, 6>();
+  T::template store<2>(c, 64);
   T::release();
   std::vector<std::uint32_t> bits;
   for (const float value : c) bits.push_back(std::isnan(value) ? 0x7FC00000u : semantics::float_to_bits(value));

@@ -37,7 +37,7 @@ inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(
 struct EmulatedTiles {
   using Faults = NoFaults;
   static void configure(std::int64_t rows) {
-    for (int tile = 0; tile < 8; ++tile) tile_state.rows[tile] = tile < 6 ? rows : kTileRows;
+    for (int tile = 0; tile < 8; ++tile) tile_state.rows[tile] = has_few_rows(tile) ? rows : kTileRows;
     std::memset(tile_state.bytes, 0, sizeof tile_state.bytes);
   }
   static void release() {
@@ -51,6 +51,10 @@ struct EmulatedTiles {
   static void load(const void* from, std::int64_t stride) {
     for (std::int64_t r = 0; r < tile_state.rows[kTile]; ++r)
       std::memcpy(tile_state.bytes[kTile] + r * 64, static_cast<const std::uint8_t*>(from) + r * stride, 64);
+  }
+  template <int kTile>
+  static void stream(const void* from, std::int64_t stride) {
+    load<kTile>(from, stride);
   }
   template <int kTile>
   static void store(void* to, std::int64_t stride) {

@@ -13,8 +13,11 @@
 #include <cmath>
 #include <cstdint>
 
+#include "backend/cpu/amx/amx_item.h"
 #include "backend/cpu/amx/placed_values.h"
 #include "backend/cpu/amx/products.h"
+#include "backend/cpu/amx/tile_work.h"
+#include "backend/cpu/amx/weigh_rows.h"
 #include "backend/cpu/attend_args.h"
 #include "backend/cpu/elements.h"
 #include "backend/cpu/finish_row.h"
@@ -23,81 +26,6 @@
 
 namespace quire::cpu {
 namespace {
-
-constexpr std::int64_t kBlockRows = 2 * kTileRows;  ///< score rows that go through one tile of keys together
-
-/// A work item with the places of its operands in scratch (plan_detail::AmxScratch).
-struct AmxItem {
-  ItemView view;
-  const AttendArgs& args;
-  std::int64_t dims, num_rows, acc_rows;
-  bool few, stacked;
-  bool careful = false;  ///< stacked: elements of V that are not finite are kept out of the products
-  std::uint8_t *query, *query_panel, *k_staged, *v_staged, *k_panel, *v_panel;
-  float *acc, *total, *scores, *key_scores, *k_factors, *v_factors, *row;
-  std::uint32_t* weights;
-  SoftmaxState *states, *totals;
-  RowStager stage_k, stage_v, stage_key, stage_value;
-  bool k_in_place, v_in_place, fresh_k_in_place, fresh_v_in_place;
-  float k_scale, v_scale;
-  TileRows tiles[2];
-  RowPrefetch prefetch;
-  std::int64_t prefetch_bytes;  ///< of a row; 0: rows do not lie in one piece
-  std::int64_t
-      prefetch_places;  ///< calls of prefetch.step() while a tile is worked on; stacked: for its scores, and for its sums
-  const TileRows* next = nullptr;  ///< the tile after the current one
-
-  AmxItem(const AttendArgs& a, const WorkItem& w, float* scratch)
-      : view(a, w, scratch),
-        args(a),
-        dims(a.stride),
-        num_rows(view.num_rows),
-        few(num_rows <= kTileRows),
-        stacked(num_rows <= a.direct_rows && kParts * num_rows <= kTileRows),
-        stage_k(a.cache_k, a.head_dim, dims),
-        stage_v(a.cache_v, a.head_dim, dims),
-        stage_key(a.key, a.head_dim, dims),
-        stage_value(a.value, a.head_dim, dims) {
-    const plan_detail::AmxScratch& at = a.amx_scratch;
-    auto* bytes = reinterpret_cast<std::uint8_t*>(scratch);
-    acc_rows = stacked ? kParts * num_rows : num_rows;
-    query = bytes + at.query, query_panel = bytes + at.query_panel;
-    k_staged = bytes + at.k_staged, v_staged = bytes + at.v_staged;
-    k_panel = bytes + at.k_panel, v_panel = bytes + at.v_panel;
-    acc = reinterpret_cast<float*>(bytes + at.acc), total = reinterpret_cast<float*>(bytes + at.total);
-    scores = reinterpret_cast<float*>(bytes + at.scores), key_scores = reinterpret_cast<float*>(bytes + at.key_scores);
-    k_factors = reinterpret_cast<float*>(bytes + at.factors), v_factors = k_factors + kTileKeys;
-    row = reinterpret_cast<float*>(bytes + at.row);
-    weights = reinterpret_cast<std::uint32_t*>(bytes + at.weights);
-    states = reinterpret_cast<SoftmaxState*>(bytes + at.states), totals = states + num_rows;
-    k_in_place = bf16_in_place(a.cache_k, a.head_dim), v_in_place = bf16_in_place(a.cache_v, a.head_dim);
-    fresh_k_in_place = bf16_in_place(a.key, a.head_dim), fresh_v_in_place = bf16_in_place(a.value, a.head_dim);
-    k_scale = a.k_scale != nullptr ? a.k_scale[w.kv_head * a.k_scale_stride] : 1.0f;
-    v_scale = a.v_scale != nullptr ? a.v_scale[w.kv_head * a.v_scale_stride] : 1.0f;
-    // Other layouts than whole rows are not worth asking for line by line.
-    const auto whole = [&](const RowSource& s) { return s.strides.dim == 1 && s.strides.x >= a.head_dim; };
-    prefetch_bytes = whole(a.cache_k) && whole(a.cache_v) ? a.head_dim * itemsize(a.cache_k.dtype) : 0;
-    const std::int64_t operands = kTileKeys / kTileRows * (dims / kVectorDims);
-    prefetch_places = stacked ? operands : 2 * operands + (few ? (1 + kParts) * operands : kTileKeys / kTileRows);
-  }
-  std::int64_t kv_head() const { return view.item.kv_head; }
-};
-
-/// Queries as rows of bf16, [padded rows][dims], zero where there is none; packed as well if they are few.
-inline void load_amx_queries(const AmxItem& v) {
-  const AttendArgs& a = v.args;
-  const RowStager stager(a.query, a.query.dims, v.dims);
-  for (std::int64_t m = 0; m < plan_detail::amx_padded_rows(v.num_rows); ++m) {
-    const std::uint8_t* from = nullptr;
-    if (m < v.num_rows)
-      from = static_cast<const std::uint8_t*>(a.query.data) + 2 * a.query.strides.row(0, v.view.head(m), v.view.token(m));
-    stager.stage(from, reinterpret_cast<std::uint16_t*>(v.query + 2 * m * v.dims));
-  }
-  if (!v.few) return;
-  const std::uint8_t* rows[kTileRows];
-  for (std::int64_t m = 0; m < kTileRows; ++m) rows[m] = v.query + 2 * m * v.dims;
-  pack_columns(rows, v.dims, v.query_panel);
-}
 
 /// Rows of keys [first, last) of a tile as whole rows of bf16, indexed by key: the cache's own if they lie there like that, else
 /// copies in `staged`, whose addresses go to `rows`.
@@ -224,20 +152,16 @@ inline PlacedWeights placed_weights(const AmxItem& v, std::int64_t m) {
   return {v.weights + m * kBlockKeys, v.num_rows * kBlockKeys};
 }
 
-/// acc += weight * V for the non-finite elements of V, for row m and the keys that it sees.
-inline void add_non_finite(AmxItem& v, const TileRows& tile, std::int64_t tile_begin, std::int64_t m) {
-  constexpr std::int64_t kRowWords = kTileKeys / 2;
+/// acc += weight * V for the non-finite elements of V, for row m, whose weights are these, and the keys that it sees.
+template <class Weights>
+void add_non_finite(AmxItem& v, const TileRows& tile, std::int64_t tile_begin, std::int64_t m, const Weights& weights) {
   const TileKeys keys = v.view.keys(m, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-  const auto weight = [&](std::int64_t j) {
-    if (v.stacked) return placed_weights(v, m).at(j);
-    return WeightRow{v.weights + m % kBlockRows * kRowWords, kBlockRows * kRowWords}.at(j);
-  };
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const std::uint8_t* rows[kTileKeys];
     const auto* codes = reinterpret_cast<const std::uint16_t*>(whole_rows(v, tile, /*values=*/true, j, j + 1, rows)[j]);
     for (std::int64_t d = 0; d < v.args.head_dim; ++d) {
       const std::int64_t at = v.stacked ? placed_accumulator_index(d) : accumulator_index(d);
-      if (!finite_bf16(codes[d])) v.acc[m * v.dims + at] += weight(j) * semantics::bf16_decode(codes[d]);
+      if (!finite_bf16(codes[d])) v.acc[m * v.dims + at] += weights.at(j) * semantics::bf16_decode(codes[d]);
     }
   }
 }
@@ -251,43 +175,7 @@ KeyFactors factors_of(AmxItem& v, const TileRows& tile) {
     v.k_factors[j] = scaled ? v.k_scale : 1.0f;
     v.v_factors[j] = scaled ? v.v_scale : 1.0f;
   }
-  return {v.k_scale != 1.0f ? v.k_factors : nullptr, v.v_scale != 1.0f ? v.v_factors : nullptr};
-}
-
-inline void scale_row(float* acc, std::int64_t dims, float factor) {
-  for (std::int64_t d = 0; d < dims; d += 16)
-    Avx512Simd::store(acc + d, Avx512Simd::mul(Avx512Simd::load(acc + d), Avx512Simd::set1(factor)));
-}
-
-/// Weights of rows [m, m + count) of the tile; rescales their accumulators.
-template <class T>
-void weigh_rows(AmxItem& v, std::int64_t m, std::int64_t count, std::int64_t tile_begin, TileKeys tile, ChunkRange chunks,
-                const KeyFactors& factors) {
-  constexpr std::int64_t kRowWords = kTileKeys / 2;
-  TileKeys keys[kBlockRows];
-  float maxima[kBlockRows], scales[kBlockRows];
-  // All maxima first: what each of them waits for hides behind the other rows.
-  for (std::int64_t r = 0; r < count; ++r) {
-    const RowScore row{v.args.score, v.view.slope(m + r), tile_begin - T::Faults::alibi_origin(v.view, m + r)};
-    keys[r] = v.view.keys(m + r, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-    const bool whole = keys[r].begin == 0 && keys[r].end == kTileKeys && plain_scores(row, factors.k);
-    scales[r] = whole ? v.args.score.scale : 1.0f;
-    float* dots = v.scores + r * kTileKeys;
-    maxima[r] = whole             ? largest_dot(dots) * scales[r]
-                : keys[r].empty() ? -INFINITY
-                                  : logits_of_row(dots, keys[r], row, factors.k);
-    if (v.stacked) v.prefetch.step(2);
-  }
-  for (std::int64_t r = 0; r < count; ++r) {
-    const auto weigh = [&](const auto& out) {
-      return weigh_row(v.scores + r * kTileKeys, scales[r], maxima[r], keys[r], chunks, factors.v, v.states[m + r], out);
-    };
-    const float correction = T::Faults::correction(
-        v.stacked ? weigh(placed_weights(v, m + r)) : weigh(WeightRow{v.weights + r * kRowWords, kBlockRows * kRowWords}));
-    if (v.stacked) v.prefetch.step(2);
-    if (correction == 1.0f) continue;
-    for (std::int64_t at = m + r; at < v.acc_rows; at += v.num_rows) scale_row(v.acc + at * v.dims, v.dims, correction);
-  }
+  return {v.k_factors, v.v_factors};
 }
 
 /// Rows of V of the tile's chunks as right operands, where they lie or copied.
@@ -310,54 +198,115 @@ void absorb_stacked_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_beg
   if (seen.empty()) return;
   const ChunkRange chunks = chunks_of(seen);
   score_few_rows<T>(v, tile, chunks);
-  weigh_rows<T>(v, 0, v.num_rows, tile_begin, {tile.begin, tile.end}, chunks, factors_of<T>(v, tile));
+  weigh_rows<T>(
+      v, 0, v.num_rows, {tile_begin, {tile.begin, tile.end}, factors_of<T>(v, tile)}, chunks, v.scores,
+      [&](std::int64_t r) { return placed_weights(v, r); }, [&] { v.prefetch.step(2); });
   KeyBlock values[kTileKeys / kBlockKeys];
   place_values(v, tile, chunks, values);
   v.prefetch.rest();
   if (v.next != nullptr) v.prefetch = RowPrefetch(v.next->k, nullptr, v.prefetch_bytes, v.prefetch_places);
   accumulate_placed_rows<T>(v.acc, v.dims, v.weights, values, chunks, [&] { v.prefetch.step(); });
-  for (std::int64_t m = 0; m < v.num_rows && v.careful; ++m) add_non_finite(v, tile, tile_begin, m);
+  for (std::int64_t m = 0; m < v.num_rows && v.careful; ++m) add_non_finite(v, tile, tile_begin, m, placed_weights(v, m));
+}
+
+/// Rows of one tile of 16 against keys of one tile of keys, K where it lies: a decode row of a plan that is batch_invariant.
+template <class T>
+void absorb_few_rows(AmxItem& v, const TileRows& tile, const SeenTile& seen, bool finite) {
+  constexpr std::int64_t kRowWords = kTileKeys / 2;
+  const TileKeys keys{seen.of_row(v, 0).begin, seen.of_row(v, v.num_rows - 1).end};
+  if (keys.empty()) return;
+  const ChunkRange chunks = chunks_of(keys);
+  const auto weights = [&](std::int64_t r) { return WeightRow{v.weights + r * kRowWords, kTileRows * kRowWords}; };
+  score_few_rows<T>(v, tile, chunks);
+  weigh_rows<T>(v, 0, v.num_rows, seen, chunks, v.scores, weights, [] {});
+  accumulate_rows<T>(v.acc, v.dims, {v.weights, kRowWords, kTileRows * kRowWords, chunks}, v.v_panel, [&] { v.prefetch.step(); });
+  for (std::int64_t r = 0; r < v.num_rows && !finite; ++r) add_non_finite(v, tile, seen.tile_begin, r, weights(r));
+}
+
+/// The first block from row m on that sees a key of the tile, absent if none does. Odd and even blocks take turns in scratch.
+inline RowBlock next_block(const AmxItem& v, const SeenTile& tile, std::int64_t m, std::int64_t turn) {
+  RowBlock block;
+  for (; m < v.num_rows; m += kTileRows) {
+    const std::int64_t count = v.num_rows - m < kTileRows ? v.num_rows - m : kTileRows;
+    const TileKeys first = tile.of_row(v, m), last = tile.of_row(v, m + count - 1);
+    const TileKeys seen{first.begin, last.end};  // both ends of a row's keys grow with the row
+    if (seen.empty()) continue;
+    block.first_row = m, block.num_rows = count;
+    block.chunks = chunks_of(seen);
+    block.whole = last.begin == 0 && first.end == kTileKeys;
+    block.weights = {v.scores + turn % 2 * kTileRows * kTileKeys, v.weights + turn % 2 * kTileRows * (kTileKeys / 2)};
+    break;
+  }
+  return block;
+}
+
+/// Dot products of a plain block -> its weights, with other work mixed in. False, with nothing done, if weigh_rows is to do it.
+template <PlainKind kKind, class T>
+bool weigh_plain_block(AmxItem& v, const SeenTile& tile, const RowBlock& now, TileWork<T>& work, bool all_chunks) {
+  PlainBlock<T> block(v, tile, now.first_row, now.num_rows, now.weights);
+  if (!block.template find_maxima<kKind>(now.chunks)) return false;
+  if (all_chunks && v.dims == 64) {
+    weigh_amid_products<2, kKind>(block, work);
+  } else if (all_chunks && v.dims == 128) {
+    weigh_amid_products<4, kKind>(block, work);
+  } else {
+    for (std::int64_t r = 0; r < kTileRows; ++r) {
+      auto row = block.template row<kKind>(r);
+      for (std::int64_t chunk = now.chunks.begin; chunk < now.chunks.end; ++chunk) {
+        row.chunk(chunk);
+        work.step();
+      }
+      block.set_sum(r, row.lanes());
+    }
+  }
+  block.rescale();
+  return true;
+}
+
+/// Dot products of a block -> its weights, with the work that lies beside it mixed in.
+template <class T>
+void weigh_block(AmxItem& v, const SeenTile& tile, const RowBlock& before, const RowBlock& now, const RowBlock& next) {
+  TileWork<T> work(v, before, next, kTileRows * (now.chunks.end - now.chunks.begin));
+  const bool all = before.all_chunks() && now.all_chunks() && next.all_chunks(), factors = tile.factors.k != nullptr;
+  const bool done = PlainBlock<T>::takes(v) && (factors     ? weigh_plain_block<PlainKind{true, true}>(v, tile, now, work, all)
+                                                : now.whole ? weigh_plain_block<PlainKind{false, false}>(v, tile, now, work, all)
+                                                            : weigh_plain_block<PlainKind{true, false}>(v, tile, now, work, all));
+  if (!done)
+    weigh_rows<T>(
+        v, now.first_row, now.num_rows, tile, now.chunks, now.weights.dots, [&](std::int64_t r) { return now.weights.of_row(r); },
+        [&] { work.step(); });
+  work.rest();
+}
+
+/// Many rows against keys of one tile, block by block: the products of neighbouring blocks are mixed into a block's softmax.
+template <class T>
+void absorb_row_blocks(AmxItem& v, const TileRows& tile, const SeenTile& seen, bool finite) {
+  const RowBlock none;
+  RowBlock before, now = next_block(v, seen, 0, 0);
+  TileWork<T>(v, none, now, 1).rest();
+  for (std::int64_t turn = 1; now.present(); ++turn) {
+    const RowBlock next = next_block(v, seen, now.first_row + kTileRows, turn);
+    weigh_block<T>(v, seen, before, now, next);
+    before = now;
+    now = next;
+    if (finite) continue;
+    TileWork<T>(v, before, none, 1).rest();
+    for (std::int64_t r = 0; r < before.num_rows; ++r)
+      add_non_finite(v, tile, seen.tile_begin, before.first_row + r, before.weights.of_row(r));
+    before = none;
+  }
+  TileWork<T>(v, before, none, 1).rest();
 }
 
 /// All rows against keys [begin, end) of one tile.
 template <class T>
 void absorb_amx_tile(AmxItem& v, const TileRows& tile, std::int64_t tile_begin) {
-  constexpr std::int64_t kRowWords = kTileKeys / 2;
-  const TileKeys seen{tile.begin, tile.end};
-  const ChunkRange all = chunks_of(seen);
+  const ChunkRange all = chunks_of({tile.begin, tile.end});
   if (!v.few) pack_keys(v, tile, all);
   const bool finite = T::Faults::is_finite(pack_tile_values(v, tile, all));
   if (!finite) take_out_non_finite(v, all);
-  const KeyFactors factors = factors_of<T>(v, tile);
-
-  for (std::int64_t m = 0; m < v.num_rows; m += kBlockRows) {
-    const std::int64_t count = v.num_rows - m < kBlockRows ? v.num_rows - m : kBlockRows;
-    const bool two = count > kTileRows;
-    const TileKeys first = v.view.keys(m, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-    const TileKeys last = v.view.keys(m + count - 1, tile_begin, tile_begin + tile.begin, tile_begin + tile.end);
-    // Both ends of a row's keys grow with the row.
-    const TileKeys block{first.begin, last.end};
-    if (block.empty()) continue;
-    const ChunkRange chunks = chunks_of(block);
-    if (v.few) {
-      score_few_rows<T>(v, tile, chunks);
-    } else {
-      for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
-        const std::uint8_t* panel = v.k_panel + chunk * 2 * (v.dims / kVectorDims) * kTileBytes;
-        (two ? score_chunk<T, 2> : score_chunk<T, 1>)(v.query + 2 * m * v.dims, v.dims, panel, v.scores + chunk * kChunkKeys,
-                                                      kTileKeys);
-      }
-    }
-    weigh_rows<T>(v, m, count, tile_begin, seen, chunks, factors);
-    WeightBlock weights{v.weights, kRowWords, kBlockRows * kRowWords, chunks};
-    if (v.few)
-      accumulate_rows<T, 1>(v.acc, v.dims, weights, v.v_panel, [&] { v.prefetch.step(); });
-    else if (two)
-      accumulate_rows<T, 2>(v.acc + m * v.dims, v.dims, weights, v.v_panel, [] {});
-    else
-      accumulate_rows<T, 1>(v.acc + m * v.dims, v.dims, weights, v.v_panel, [] {});
-    for (std::int64_t r = 0; r < count && !finite; ++r) add_non_finite(v, tile, tile_begin, m + r);
-  }
+  (v.few ? absorb_few_rows<T> : absorb_row_blocks<T>)(v, tile, {tile_begin, {tile.begin, tile.end}, factors_of<T>(v, tile)},
+                                                      finite);
 }
 
 /// Keys [begin, end) from scratch. Their first tile's rows are in v.tiles; afterwards those of the tile that follows are.
@@ -365,7 +314,7 @@ template <class T>
 void absorb_amx_keys(AmxItem& v, std::int64_t begin, std::int64_t end, std::int64_t item_end) {
   for (std::int64_t i = 0; i < v.acc_rows * v.dims; i += 16)
     Avx512Simd::store(v.acc + i, T::Faults::at_start(Avx512Simd::load(v.acc + i)));
-  for (std::int64_t m = 0; m < v.num_rows; ++m) v.states[m] = T::Faults::at_start(v.states[m]);
+  for (std::int64_t m = 0; m < plan_detail::amx_padded_rows(v.num_rows); ++m) v.states[m] = T::Faults::at_start(v.states[m]);
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t next = (at / kTileKeys + 1) * kTileKeys;
     const std::int64_t stop = next < end ? next : end;
@@ -440,7 +389,7 @@ inline void store_amx_partials(const AmxItem& v) {
 template <class T>
 std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float* scratch) {
   AmxItem v(args, item, scratch);
-  T::configure(kTileRows);
+  T::configure(v.stacked ? v.acc_rows : kTileRows);
   load_amx_queries(v);
   if (item.key_begin < item.key_end) {
     const std::int64_t stop = (item.key_begin / kTileKeys + 1) * kTileKeys;

@@ -63,25 +63,25 @@ inline void placed_natural_order(const float* from, float* to) {
   _mm512_storeu_ps(to + 16, _mm512_permutex2var_ps(even, second, odd));
 }
 
-/// acc += weights V for up to 16 rows, parts included, and all dims. Calls `between` now and then, for other work to be mixed in.
-/// Four registers in all (tiles.h), though each row of weights is loaded for every 32 dims again.
+/// acc += weights V for the rows that T was configured for, parts included, and all dims. Calls `between` now and then, for other
+/// work to be mixed in. Each row of weights is loaded for every 32 dims again, which spares registers (tiles.h).
 template <class T, class F>
 void accumulate_placed_rows(float* acc, std::int64_t dims, const std::uint32_t* weights, const KeyBlock* values,
                             ChunkRange chunks, F&& between) {
   for (std::int64_t d = 0; d < dims; d += 32, acc += 32) {
-    T::template load<0>(acc, 4 * dims);
-    T::template load<1>(acc + 16, 4 * dims);
+    T::template load<2>(acc, 4 * dims);
+    T::template load<3>(acc + 16, 4 * dims);
     for (std::int64_t b = 2 * chunks.begin; b < 2 * chunks.end; ++b) {
       const std::uint32_t* even = weights + b * PlacedWeights::kBlockWords;
       T::template load<6>(values[b].from + 2 * d, values[b].stride);
-      T::template load<4>(even, 64);
-      T::template dot<0, 4, 6>();
-      T::template load<4>(even + PlacedWeights::kBlockWords / 2, 64);
-      T::template dot<1, 4, 6>();
+      T::template load<5>(even, 64);
+      T::template dot<2, 5, 6>();
+      T::template load<5>(even + PlacedWeights::kBlockWords / 2, 64);
+      T::template dot<3, 5, 6>();
       between();
     }
-    T::template store<0>(acc, 4 * dims);
-    T::template store<1>(acc + 16, 4 * dims);
+    T::template store<2>(acc, 4 * dims);
+    T::template store<3>(acc + 16, 4 * dims);
   }
 }
 

@@ -24,9 +24,10 @@ constexpr int kParts = 3;
 
 /// 2^x for x <= 0: exactly 1 at 0, 0 below -126, NaN stays NaN; relative error below 2 ulp. Polynomial of degree 6 on [-1/2,
 /// 1/2].
-inline __m512 exp2_nonpositive(__m512 x) {
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 r = _mm512_sub_ps(x, n);
+/// Lanes outside `seen` are 0.
+inline __m512 exp2_nonpositive(__m512 x, __mmask16 seen = 0xFFFF) {
+  const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // x minus the nearest integer, exactly
+  const __m512 n = _mm512_sub_ps(x, r);
   __m512 p = _mm512_set1_ps(1.546144485e-04f);
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.340042800e-03f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.618056938e-03f));
@@ -34,7 +35,26 @@ inline __m512 exp2_nonpositive(__m512 x) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402265072e-01f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931471825e-01f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p, n);
+  return _mm512_maskz_scalef_ps(_mm512_mask_cmp_ps_mask(seen, x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p, n);
+}
+
+/// The parts of the weights p of keys 0..15 and q of keys 16..31 of a chunk, as words that hold p in their lower half and q in
+/// their upper one: calls store(part, words).
+template <class F>
+inline void split_weights(__m512 p, __m512 q, F&& store) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+  for (int part = 0; part < kParts; ++part) {
+    const __m512i a = _mm512_castps_si512(p), b = _mm512_castps_si512(q);
+    store(part, _mm512_ternarylogic_epi32(upper, b, _mm512_srli_epi32(a, 16), 0xEA));  // (upper & b) | a >> 16
+    p = _mm512_sub_ps(p, _mm512_castsi512_ps(_mm512_and_si512(a, upper)));
+    q = _mm512_sub_ps(q, _mm512_castsi512_ps(_mm512_and_si512(b, upper)));
+  }
+}
+
+/// Key `key`'s part in the words of its chunk.
+inline float part_in(const std::uint32_t* words, std::int64_t key) {
+  const std::uint32_t word = words[key % 16];
+  return semantics::bits_to_float(key % kChunkKeys < 16 ? word << 16 : word & 0xFFFF0000u);
 }
 
 /// A row's weights of one tile: part i of keys k and k + 16 of a chunk share a word, at words[i * part_stride + chunk * 16 + k].
@@ -43,26 +63,35 @@ struct WeightRow {
   std::int64_t part_stride;
 
   void store(std::int64_t chunk, __m512 p, __m512 q) const {
-    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-    for (int part = 0; part < kParts; ++part) {
-      const __m512i a = _mm512_castps_si512(p), b = _mm512_castps_si512(q);
-      const __m512i word = _mm512_ternarylogic_epi32(upper, b, _mm512_srli_epi32(a, 16), 0xEA);  // (upper & b) | a >> 16
-      _mm512_storeu_si512(words + part * part_stride + chunk * 16, word);
-      p = _mm512_sub_ps(p, _mm512_castsi512_ps(_mm512_and_si512(a, upper)));
-      q = _mm512_sub_ps(q, _mm512_castsi512_ps(_mm512_and_si512(b, upper)));
-    }
+    split_weights(p, q, [&](int part, __m512i word) { _mm512_storeu_si512(words + part * part_stride + chunk * 16, word); });
   }
-  void clear(std::int64_t chunk) const {
-    for (int part = 0; part < kParts; ++part)
-      _mm512_storeu_si512(words + part * part_stride + chunk * 16, _mm512_setzero_si512());
-  }
+  void clear(std::int64_t chunk) const { store(chunk, _mm512_setzero_ps(), _mm512_setzero_ps()); }
   /// The weight of one key, put together again.
   float at(std::int64_t key) const {
     float sum = 0.0f;
-    for (int part = kParts - 1; part >= 0; --part) {
-      const std::uint32_t word = words[part * part_stride + key / 32 * 16 + key % 16];
-      sum += semantics::bits_to_float(key % 32 < 16 ? word << 16 : word & 0xFFFF0000u);
-    }
+    for (int part = kParts - 1; part >= 0; --part) sum += part_in(words + part * part_stride + key / kChunkKeys * 16, key);
+    return sum;
+  }
+};
+
+/// The same where the row's dot products were: the first two parts of a chunk take the place of its 32 scores, so that a block of
+/// rows stays in L1 from its scores to its sums. The third parts have words of their own.
+struct WeightsInPlace {
+  float* dots;           ///< [rows][kTileKeys]
+  std::uint32_t* third;  ///< [rows][kTileKeys / 2]
+
+  WeightsInPlace of_row(std::int64_t r) const { return {dots + r * kTileKeys, third + r * (kTileKeys / 2)}; }
+  /// Where part i of a chunk begins.
+  std::uint32_t* words(int part, std::int64_t chunk) const {
+    return part == 2 ? third + chunk * 16 : reinterpret_cast<std::uint32_t*>(dots) + chunk * kChunkKeys + part * 16;
+  }
+  void store(std::int64_t chunk, __m512 p, __m512 q) const {
+    split_weights(p, q, [&](int part, __m512i word) { _mm512_storeu_si512(words(part, chunk), word); });
+  }
+  void clear(std::int64_t chunk) const { store(chunk, _mm512_setzero_ps(), _mm512_setzero_ps()); }
+  float at(std::int64_t key) const {
+    float sum = 0.0f;
+    for (int part = kParts - 1; part >= 0; --part) sum += part_in(words(part, key / kChunkKeys), key);
     return sum;
   }
 };
@@ -73,7 +102,7 @@ struct ChunkRange {
 };
 inline ChunkRange chunks_of(TileKeys keys) { return {keys.begin / kChunkKeys, (keys.end + kChunkKeys - 1) / kChunkKeys}; }
 
-/// Factors of a key's stored values; a null pointer stands for the factor 1.
+/// Factors of a key's stored values; both null if all of them are 1.
 struct KeyFactors {
   const float* k = nullptr;  ///< [kTileKeys], on the score
   const float* v = nullptr;  ///< [kTileKeys], on the weight
@@ -135,7 +164,7 @@ inline bool any_nan(const float* logits, ChunkRange chunks) {
 
 /// One row's logits of a tile, `dots` times `scale`, whose maximum is `tile_max` -> weights of the chunks `all`, of which the row
 /// sees `keys` (zero elsewhere). Updates the row's state and returns the factor for what the row has accumulated so far.
-/// Weights: WeightRow or PlacedWeights.
+/// Weights: WeightRow, WeightsInPlace or PlacedWeights.
 template <class Weights>
 float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, ChunkRange all, const float* v_factors,
                 SoftmaxState& state, const Weights& out) {
@@ -148,8 +177,8 @@ float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, C
   const float max = tile_max > state.max ? tile_max : state.max;
   if (max == -INFINITY) {
     // No visible key with a finite score so far: contributes nothing. A NaN score must still poison the row.
-    for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) out.clear(chunk);
     if (any_nan(dots, chunks)) state = {0.0f, NAN};
+    for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) out.clear(chunk);
     return 1.0f;
   }
   using semantics::kLog2e;
@@ -169,6 +198,63 @@ float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, C
   state = {max, state.sum * correction + V::reduce_add(V::add(sum[0], sum[1]))};
   return correction;
 }
+
+/// The lanes of sixteen rows combined to one number each, rows as lanes. The order is that of _mm512_reduce_add_ps: lanes 8 apart
+/// first, then 4, 2 and 1.
+template <class F>
+inline __m512 reduced_rows(const __m512 (&rows)[16], F&& join) {
+  __m512 eights[8], fours[4], twos[2];
+  for (int i = 0; i < 8; ++i)
+    eights[i] =
+        join(_mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0x44), _mm512_shuffle_f32x4(rows[2 * i], rows[2 * i + 1], 0xEE));
+  for (int i = 0; i < 4; ++i)
+    fours[i] = join(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
+                    _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xDD));
+  for (int i = 0; i < 2; ++i)
+    twos[i] =
+        join(_mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0x44), _mm512_shuffle_ps(fours[2 * i], fours[2 * i + 1], 0xEE));
+  const __m512 ones = join(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD));
+  // Row 4 e + l is element e of 128-bit lane l.
+  return _mm512_permutexvar_ps(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), ones);
+}
+inline __m512 row_maxima(const __m512 (&rows)[16]) {
+  return reduced_rows(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+}
+inline __m512 row_sums(const __m512 (&rows)[16]) {
+  return reduced_rows(rows, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+}
+
+/// What a row may need beside its dot products. A path is compiled for the rows that need none of it.
+struct PlainKind {
+  bool masked;   ///< some rows see a part of the tile
+  bool factors;  ///< K or V has factors
+};
+
+/// The weights of a row whose logits are dot products times factors and the scale: as weigh_row, chunk by chunk.
+template <PlainKind kKind>
+struct PlainRow {
+  WeightsInPlace row;
+  __m512 scale, minus_max;
+  const std::uint16_t* seen;  ///< a bit for each key of the tile
+  KeyFactors factors;
+  __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+
+  inline __attribute__((always_inline)) void chunk(std::int64_t chunk) {
+    using V = Avx512Simd;
+    __m512 p[2];
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t j = chunk * kChunkKeys + 16 * half;
+      __m512 s = V::load(row.dots + j);
+      if constexpr (kKind.factors) s = V::mul(s, V::load(factors.k + j));
+      p[half] = exp2_nonpositive(V::fma(V::mul(s, scale), V::set1(semantics::kLog2e), minus_max),
+                                 kKind.masked ? seen[j / 16] : __mmask16{0xFFFF});
+      sum[half] = V::add(sum[half], p[half]);
+      if constexpr (kKind.factors) p[half] = V::mul(p[half], V::load(factors.v + j));
+    }
+    row.store(chunk, p[0], p[1]);
+  }
+  __m512 lanes() const { return _mm512_add_ps(sum[0], sum[1]); }
+};
 
 }  // namespace
 }  // namespace quire::cpu
