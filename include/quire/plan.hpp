@@ -37,11 +37,13 @@ struct Work;
 class KernelHandle {
  public:
   constexpr KernelHandle() = default;
+  // NOLINTBEGIN(google-explicit-constructor): a handle stands where its row or the kernel's name stands
   constexpr KernelHandle(const plan_detail::KernelRow& row) noexcept : row_(&row) {}
   std::string_view name() const noexcept;                               ///< empty if the handle holds no row
   const plan_detail::KernelRow& row() const noexcept { return *row_; }  ///< undefined if the handle holds no row
   operator std::string_view() const noexcept { return name(); }
   operator std::string() const { return std::string(name()); }
+  // NOLINTEND(google-explicit-constructor)
   bool operator==(const KernelHandle&) const = default;
   friend bool operator==(const KernelHandle& kernel, std::string_view name) noexcept { return kernel.name() == name; }
 

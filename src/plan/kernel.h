@@ -76,7 +76,8 @@ struct KernelRow {
 };
 
 namespace rows {
-#define QUIRE_KERNEL(name) extern const KernelRow name;
+// A row has the kernel's name, which users write.
+#define QUIRE_KERNEL(name) extern const KernelRow name;  // NOLINT(readability-identifier-naming)
 #include "plan/kernels.inc"
 #undef QUIRE_KERNEL
 }  // namespace rows

@@ -232,8 +232,7 @@ std::vector<Hazard> chunks_to_trees() {
       // Streaming attention keeps the first keys; between them and the window lie pages that may have been freed.
       {"VisiblePrefix",
        {"heads=4:2 d=16 page=8 window=9 prefix=4 lse=1 reqs=1@300,40@50,9",
-        "heads=4:2 d=16 page=4 window=5 prefix=1x70,1x3,1x0 "
-        "sinks=1 lse=1 reqs=20@200,1@150,6@9",
+        "heads=4:2 d=16 page=4 window=5 prefix=1x70,1x3,1x0 sinks=1 lse=1 reqs=20@200,1@150,6@9",
         "heads=6:3 d=48 page=16 window=33 prefix=17 alibi=1 reqs=1@1500,70@90/100",
         "heads=4:2 d=16 page=8 chunk=32 prefix=5 lse=1 reqs=9@90,1@200 kbegin=1x0,1x2",
         "heads=4:2 d=16 page=8 window=8 prefix=20 causal=0 wright=3 reqs=30@9,9:70 qbegin=1x0,1x40"}},

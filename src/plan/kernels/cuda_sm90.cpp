@@ -58,7 +58,7 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
         formatted("kv is {}, expected {} (as q), fp8_e4m3fn or fp8_e5m2", name(problem.kv_dtype), name(problem.q_dtype)));
   refuse_dims(problem, reasons);
   // Tiles of prefill hold whole groups.
-  const std::int64_t widest = std::min(kSm90.sliced_rows, Sm90Tuning::prefill_tile(problem.head_dim, false).rows());
+  const std::int64_t widest = std::min(kSm90.sliced_rows, Sm90Tuning::prefill_tile(problem.head_dim, /*tall=*/false).rows());
   if (problem.group() > widest) reasons.push_back(formatted("group is {}, expected at most {}", problem.group(), widest));
   if (problem.page_size % tokens_of_box(problem) != 0)
     reasons.push_back(formatted("page is {}, expected a multiple of {}", problem.page_size, tokens_of_box(problem)));
@@ -374,7 +374,8 @@ std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
                                               prefill.max_rows};
   std::int64_t long_tiles = 0, short_tiles = 0;
   for (const Request& r : p.reqs)
-    long_tiles += tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, true) * p.num_kv_heads;
+    long_tiles +=
+        tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, /*has_masks=*/true) * p.num_kv_heads;
   for (const Request& r : shorter.problem.reqs)
     short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys}) * p.num_kv_heads;  // of one head
   const std::int64_t long_work = long_tiles * kSm90.weight_beside_call(p.head_dim) + kSm90.ends_beside_call;
