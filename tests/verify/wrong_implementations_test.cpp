@@ -280,8 +280,9 @@ TEST(WrongImplementations, AreAllNoticed) { EXPECT_EQ(missed(quick_suite()), std
 TEST(WrongImplementations, SomeNeedTheHazardsOfSizeAndTypes) {
   std::vector<Entry> entries = hazard_matrix(/*quick=*/true);
   std::erase_if(entries, [](const Entry& e) { return reaches_far(e) || e.name == "EveryTypeLayoutScale"; });
-  EXPECT_EQ(missed(entries), (std::set<std::string>{"Fp8E5m2fnuzPackedPerHead", "RowsFrom300On", "RequestsFrom33On",
-                                                    "RequestsFrom64On", "LongerThan5000"}));
+  // RequestsFrom33On is noticed: the line with a NaN in a key of one head has 40 requests.
+  EXPECT_EQ(missed(entries),
+            (std::set<std::string>{"Fp8E5m2fnuzPackedPerHead", "RowsFrom300On", "RequestsFrom64On", "LongerThan5000"}));
 }
 
 }  // namespace
