@@ -139,7 +139,7 @@ class PlainBlock {
     }
   }
   static std::uint16_t first_lanes(std::int64_t count) {
-    return count <= 0 ? 0 : count >= 16 ? 0xFFFF : static_cast<std::uint16_t>((1 << count) - 1);
+    return static_cast<std::uint16_t>(count <= 0 ? 0 : count >= 16 ? 0xFFFF : (1 << count) - 1);
   }
 
   AmxItem& v_;
