@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <tuple>
 
 #include "backend/gpu/validate.h"
 #include "kernels/broken_batches.h"
@@ -61,6 +62,25 @@ TEST(SimtValidate, EachRuleBreaksTheCallAndNothingIsWritten) {
     EXPECT_EQ(outcome.rows_written, 0u);
     EXPECT_NE(outcome.broken, 0);
     EXPECT_EQ(std::memcmp(before.data(), c.batch.output.data, before.size()), 0) << mutation.rule;
+  }
+}
+
+// Threads share out requests and columns of the table: none is left out, in the first round of the blocks or a later one.
+TEST(SimtValidate, EveryEntryOfEveryRequestIsLookedAt) {
+  for (const auto& [line, requests, columns] : {std::tuple{"q=bf16 heads=2:1 d=8 page=1 index=i32 reqs=60x1@39", 60, 40},
+                                                std::tuple{"q=bf16 heads=2:1 d=8 page=1 index=i32 reqs=9x1@1299", 9, 1300}}) {
+    Case c = made(line);
+    ASSERT_FALSE(broken_on_device(c)) << line;
+    const Tensor& table = c.batch.block_table;
+    for (int req = 0; req < requests; ++req)
+      for (const int column : {0, 31, 32, 255, 256, 511, 512, 1023, 1024, columns - 1}) {
+        if (column >= columns) continue;
+        std::int32_t& page = static_cast<std::int32_t*>(table.data)[req * table.stride[0] + column * table.stride[1]];
+        const std::int32_t right = page;
+        page = -1;
+        EXPECT_TRUE(broken_on_device(c)) << line << ": request " << req << ", column " << column;
+        page = right;
+      }
   }
 }
 

@@ -74,14 +74,14 @@ struct WeightRow {
   }
 };
 
-/// The same where the row's dot products were: the first two parts of a chunk take the place of its 32 scores, so that a block of
-/// rows stays in L1 from its scores to its sums. The third parts have words of their own.
+/// A row's weights of one tile in the place of its dot products: the first two parts of a chunk overwrite its 32 scores, so that
+/// a block of rows stays in L1 from its scores to its sums. The third parts have words of their own.
 struct WeightsInPlace {
   float* dots;           ///< [rows][kTileKeys]
   std::uint32_t* third;  ///< [rows][kTileKeys / 2]
 
   WeightsInPlace of_row(std::int64_t r) const { return {dots + r * kTileKeys, third + r * (kTileKeys / 2)}; }
-  /// Where part i of a chunk begins.
+  /// The first word of part `part` of a chunk.
   std::uint32_t* words(int part, std::int64_t chunk) const {
     return part == 2 ? third + chunk * 16 : reinterpret_cast<std::uint32_t*>(dots) + chunk * kChunkKeys + part * 16;
   }
@@ -224,7 +224,7 @@ inline __m512 row_sums(const __m512 (&rows)[16]) {
   return reduced_rows(rows, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
 }
 
-/// What a row may need beside its dot products. A path is compiled for the rows that need none of it.
+/// Needs of a row beside its dot products. Rows that need neither have a path that is compiled for them.
 struct PlainKind {
   bool masked;   ///< some rows see a part of the tile
   bool factors;  ///< K or V has factors

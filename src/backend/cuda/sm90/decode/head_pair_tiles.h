@@ -5,9 +5,10 @@
 // Rows of one head are 128 bytes, and memory is read in whole rows of a token only if another block reads the neighbouring head
 // at the same time. A tile of both heads reads 256 bytes that lie side by side.
 //
-// The kernel sees half as many KV heads with twice the group (launch.cpp): score rows [0, group / 2) are the first head's, the
-// others the second one's. Each head's keys are multiplied with all rows, and each head's values with all weights. Columns of the
-// other head's rows are left out afterwards: no product mixes heads, so an infinity or NaN reaches rows of its own head alone.
+// The kernel sees half as many KV heads with twice the group (instances_head_pairs.cu): score rows [0, group / 2) are the first
+// head's, the others the second one's. Each head's keys are multiplied with all rows, and each head's values with all weights.
+// Columns of the other head's rows are left out afterwards: no product mixes heads, so an infinity or NaN reaches rows of its own
+// head alone.
 #pragma once
 
 #include "backend/cuda/sm90/decode/plain_tiles.h"
