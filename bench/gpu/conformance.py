@@ -55,6 +55,11 @@ MMA_BATCHES = [
     "q=bf16 kv=fp8_e4m3fn heads=8:2 d=128 page=8 layout=packed reqs=3x1@5000,300@400/400 window=333 kscale=head lse=1 seed=910",
     "q=f16 kv=fp8_e5m2 heads=16:1 d=64 page=16 layout=packed reqs=3x1@5000,2@3000,40@900 lse=1 sinks=1 seed=911",
     "q=bf16 kv=bf16 heads=8:1 d=256 page=40 layout=packed reqs=3x1@5000,2@3000,140@900/1000 cap=4 alibi=1 lse=1 seed=912",
+    # No request has more than 64 score rows: tall tiles with exact weights.
+    "q=bf16 kv=bf16 heads=32:1 d=128 page=16 reqs=3x1@5000,2@3000,1@77 lse=1 seed=913",
+    "q=f16 kv=fp8_e4m3fn heads=8:2 d=128 page=16 reqs=3x4@5000,16@400/407 kscale=head vscale=head lse=1 seed=914",
+    "q=bf16 kv=bf16 heads=16:1 d=256 page=16 reqs=3x1@5000,4@300 window=333 cap=4 lse=1 seed=915",
+    "q=f16 kv=f16 heads=12:1 d=64 page=8 layout=packed reqs=3x1@5000,5@900/903 lse=1 seed=916",
 ]
 
 

@@ -28,6 +28,7 @@ LINES = [
     ["q=bf16 kv=fp8_e4m3fn heads=8:1 d=128 page=16 reqs=3x1@3000"],
     ["q=f16 kv=f16 heads=32:2 d=64 page=32 window=300 reqs=2x2@1000"],
     ["q=bf16 kv=fp8_e5m2 heads=32:2 d=256 page=16 reqs=2x1@1000"],
+    ["q=bf16 kv=bf16 heads=16:8 d=64 page=16 reqs=2x1@1500,3x1@40"],  # two KV heads a tile
     ["--key-value", "q=bf16 kv=fp8_e4m3fn heads=32:8 d=64 page=16 reqs=5x1@700"],
     ["--key-value", "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=2x1@900"],
     ["--key-value", "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=1x300@500,2x1@900"],
@@ -36,6 +37,10 @@ LINES = [
     ["--key-value", "q=f16 kv=fp8_e4m3fn heads=8:2 d=128 page=32 layout=packed reqs=1x300@500,2x1@900"],
     ["q=f16 kv=f16 heads=32:2 d=64 page=64 layout=packed window=300 reqs=2x2@1000"],
     ["q=bf16 kv=fp8_e5m2 heads=16:2 d=256 page=16 layout=packed reqs=1x200@300,2x1@900"],
+    # cuda_mma: prefill's tiles of both shapes, and tall ones.
+    ["--kernel", "cuda_mma", "q=bf16 kv=bf16 heads=8:2 d=128 page=16 reqs=1x300@500,2x1@900"],
+    ["--kernel", "cuda_mma", "--key-value", "q=f16 kv=fp8_e4m3fn heads=8:2 d=64 page=16 window=200 reqs=1x100@300,2x1@900"],
+    ["--kernel", "cuda_mma", "q=bf16 kv=bf16 heads=24:1 d=256 page=16 reqs=2x1@900,1x2@300"],
     # cuda_mma takes packed pages that are no multiple of 16: this step's rows beside cached ones, and codes.
     ["--key-value", "q=f16 kv=f16 heads=8:2 d=128 page=24 layout=packed reqs=1x100@300,2x1@900"],
     ["q=bf16 kv=fp8_e4m3fn heads=8:2 d=64 page=8 layout=packed window=200 reqs=1x100@300,2x1@900"],

@@ -34,6 +34,9 @@ struct ShortAndTall {
 DeviceList tall_list(const Plan& plan, KernelHandle kernel, const ShortAndTall& tiles);
 std::vector<DeviceList> short_and_tall_lists(const Plan& plan, KernelHandle kernel, const ShortAndTall& tiles);
 
+/// Whether a kernel may round the softmax weights of a plan's rows, and a row's bits may depend on the list that serves it.
+inline bool may_round_weights(const Plan& plan) { return !plan.exact_weights && !plan.batch_invariant; }
+
 /// The lists by which the kernel of another row serves a plan.
 std::vector<DeviceList> lists_of(const KernelRow& row, const Plan& plan);
 

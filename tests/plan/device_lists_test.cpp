@@ -306,8 +306,33 @@ TEST(DeviceLists, SayWhoServesThem) {
   EXPECT_EQ(served("q=bf16 kv=fp8_e5m2 d=256", exact), (Lists{{"cuda_sm90", Role::decode}, {"cuda_generic", Role::rows}}));
   EXPECT_EQ(served("q=bf16 kv=bf16 d=128", {.batch_invariant = true}), (Lists{{"cuda_sm90", Role::decode_wide}}));
   EXPECT_EQ(served("q=bf16 kv=bf16 d=128", {.kernel = "cuda_mma"}),
+            (Lists{{"cuda_mma", Role::short_rows}, {"cuda_mma", Role::prefill}}));
+  EXPECT_EQ(served("q=bf16 kv=bf16 d=128", {.kernel = "cuda_mma", .exact_weights = true}),
             (Lists{{"cuda_mma", Role::short_rows}, {"cuda_mma", Role::tall_rows}}));
+  EXPECT_EQ(served("q=bf16 kv=bf16 d=128", {.kernel = "cuda_mma", .batch_invariant = true}),
+            (Lists{{"cuda_mma", Role::tall_rows}}));
   EXPECT_EQ(served("q=f32 kv=f32 d=128"), (Lists{{"cuda_generic", Role::rows}}));
+}
+
+// cuda_mma's prefill rounds weights and has tiles of 128 rows, which requests of up to 64 would not fill. Eight warps fill an SM,
+// in one block or two.
+TEST(DeviceLists, PromptsOfCudaMmaAreRounded) {
+  const Device sm80 = find_device("sm80").value();
+  const auto last_list = [&](const std::string& line) {
+    const Plan p = plan(parse_problem_line("q=bf16 page=16 " + line)->problem, sm80).value();
+    EXPECT_EQ(p.kernel, "cuda_mma") << line;
+    const DeviceList& list = p.work().lists.back();
+    EXPECT_EQ(list.role == Role::prefill, list.tile_rows == 128) << line;
+    EXPECT_EQ(rounds_weights(p, 100), list.role == Role::prefill) << line;
+    EXPECT_FALSE(p.work().lists.size() == 2 && rounds_weights(p, 1)) << line;
+    return std::pair(list.role, list.num_blocks / p.num_threads);
+  };
+  EXPECT_EQ(last_list("heads=32:8 d=128 reqs=3x1@700,17@5"), (std::pair<Role, std::int64_t>(Role::prefill, 2)));
+  EXPECT_EQ(last_list("heads=32:8 d=128 reqs=3x1@700,16@5"), (std::pair<Role, std::int64_t>(Role::tall_rows, 2)));
+  EXPECT_EQ(last_list("heads=32:1 d=64 reqs=3x1@700,2@5"), (std::pair<Role, std::int64_t>(Role::tall_rows, 2)));
+  EXPECT_EQ(last_list("heads=32:1 d=64 reqs=3x1@700,3@5"), (std::pair<Role, std::int64_t>(Role::prefill, 2)));
+  EXPECT_EQ(last_list("heads=32:8 d=256 reqs=100@5"), (std::pair<Role, std::int64_t>(Role::prefill, 1)));
+  EXPECT_EQ(last_list("kv=fp8_e4m3fn heads=32:8 d=64 reqs=100@5"), (std::pair<Role, std::int64_t>(Role::prefill, 1)));
 }
 
 // Cluster decode has few requests of one row, none of which is long for the blocks of its cluster.

@@ -28,11 +28,29 @@ Reasons mma_refuses(const Problem& problem, const Device& device) {
   return reasons;
 }
 
-std::vector<DeviceList> mma_lists(const Plan& plan) { return short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles); }
+/// Requests of more rows than a tall tile are served by higher tiles, whose weights are rounded, and so are all others that are
+/// not short: one more list would be one more launch.
+std::vector<DeviceList> mma_lists(const Plan& plan) {
+  std::vector<DeviceList> lists = short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles);
+  if (!may_round_weights(plan) || plan.bounds.max_query_len * plan.problem.group() <= kMmaTiles.tall_rows) return lists;
+  DeviceList& prefill = lists.back();
+  prefill.role = Role::prefill;
+  prefill.tile_rows = kMmaPrefillRows;
+  prefill.num_blocks = prefill.target_items =
+      plan.num_threads * mma_prefill_blocks(plan.problem.head_dim, is_fp8(plan.problem.kv_dtype));
+  set_capacities(prefill, plan, {.lowest_tile_rows = prefill.tile_rows});
+  return lists;
+}
 
 constexpr Body kMmaBodies[] = {
     {.role = Role::short_rows, .name = "mma_short", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true},
-    {.role = Role::tall_rows, .name = "mma_tall", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true}};
+    {.role = Role::tall_rows, .name = "mma_tall", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true},
+    {.role = Role::prefill,
+     .name = "mma_prefill",
+     .own_tiles_dim = 256,
+     .run_tokens = 16,
+     .own_packed = true,
+     .rounds_weights = true}};
 /// Source of rows for packed caches: bench/results/h100-packed-mma.json (docs/lab/2026-11-26-predicted.md). A wrong value makes a
 /// predicted time wrong, no plan.
 constexpr BodyCosts kMmaCosts[] = {
@@ -61,7 +79,7 @@ constinit const KernelRow rows::cuda_mma = {
     .info = {"cuda_mma", Backend::cuda, 0u,
              "q=f16 or bf16 with kv=q and d=64, 128, 256 or kv=fp8_e4m3fn or fp8_e5m2 and d=64, 128, out=q or fp8_e4m3fn, dv=d; "
              "sm80 or later",
-             "tensor cores (mma.sync); softmax weights are split into two 16-bit numbers"},
+             "tensor cores (mma.sync); softmax weights are split into two 16-bit numbers; prompts round them"},
     .refuses = mma_refuses,
     .why_first = "it multiplies on matrix units",
     .gpu = &kMmaTraits};

@@ -70,9 +70,6 @@ Reasons sm90_refuses(const Problem& problem, const Device& device) {
   return reasons;
 }
 
-/// Whether prefill takes long requests: its weights are rounded.
-bool has_rounded_prefill(const Plan& plan) { return !plan.exact_weights && !plan.batch_invariant; }
-
 std::int64_t most_rows(const Plan& plan) { return plan.bounds.max_query_len * plan.problem.group(); }
 
 /// Two launches more, and decode that waits for prefill to begin, cost up to 9 us (H200, 32 x 1k with 256 on 256: 68 us for 59),
@@ -226,7 +223,7 @@ std::string sm90_decode_reason(const Plan& plan) {
 /// known to fit the slices of wide ones and not all a narrow tile (speculative decoding).
 DeviceList decode_tiles(const Plan& plan) {
   const std::int64_t wide = kSm90.wide_rows(plan.problem.head_dim), most = most_rows(plan);
-  const std::int64_t limit = has_rounded_prefill(plan) ? kSm90.rows_beside_prefill : kSm90.sliced_rows;
+  const std::int64_t limit = may_round_weights(plan) ? kSm90.rows_beside_prefill : kSm90.sliced_rows;
   DeviceList decode;
   decode.kernel = rows::cuda_sm90;
   decode.role = Role::decode_wide;
@@ -341,11 +338,11 @@ std::vector<DeviceList> sm90_lists(const Plan& plan) {
     decode = stream_k_decode(plan);
     return {decode.cluster_reason == ClusterReason::suits ? cluster_decode(decode, plan) : decode};
   }
-  if (!has_decode && !has_rounded_prefill(plan) && !mma_takes(plan.problem)) return lists_of(rows::cuda_generic, plan);
+  if (!has_decode && !may_round_weights(plan) && !mma_takes(plan.problem)) return lists_of(rows::cuda_generic, plan);
   DeviceList rest = prefill_tiles(plan);
-  if (!has_rounded_prefill(plan)) rest = sm90_instead(plan, tall_list(plan, rows::cuda_mma, kMmaTiles));
+  if (!may_round_weights(plan)) rest = sm90_instead(plan, tall_list(plan, rows::cuda_mma, kMmaTiles));
   rest.min_rows = has_decode ? decode.max_rows : 0;
-  rest.beside = has_decode && has_rounded_prefill(plan) && is_worth_dividing(plan) && !may_be_decode_alone(plan, decode.max_rows);
+  rest.beside = has_decode && may_round_weights(plan) && is_worth_dividing(plan) && !may_be_decode_alone(plan, decode.max_rows);
   set_capacities(rest, plan, {.lowest_tile_rows = lowest_tile_rows(plan, rest)});
   if (!has_decode) return {rest};
   size_decode(decode, plan);

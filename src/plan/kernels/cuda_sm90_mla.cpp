@@ -51,7 +51,7 @@ DeviceList generic_instead(const Plan&, const DeviceList& list) {
 
 /// A block fills an SM.
 std::vector<DeviceList> mla_lists(const Plan& plan) {
-  if (plan.exact_weights || plan.batch_invariant) return lists_of(rows::cuda_generic, plan);
+  if (!may_round_weights(plan)) return lists_of(rows::cuda_generic, plan);
   DeviceList list;
   list.kernel = rows::cuda_sm90_mla;
   list.tile_rows = kMla.tile_rows;

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill: tiles of 64 score rows. Four warps own 16 rows each and share tiles of keys in shared memory, loaded
-// one tile ahead. Every row folds the keys in tiles that begin at multiples of kKeys, so its bits do not depend on its place.
+// Prefill: tiles of 64 or 128 score rows. A warp owns 16 or 32 rows. All warps share a tile of keys and one of values in shared
+// memory: values arrive while scores are made, and the next keys while weights and values are multiplied (Dao 2023,
+// arXiv:2307.08691).
+// Every row folds the keys in tiles that begin at multiples of kKeys, so its bits do not depend on its place.
 #pragma once
+
+#include <type_traits>
 
 #include "backend/cuda/mma/fold_tile.h"
 #include "backend/cuda/mma/packed_source.h"
@@ -13,32 +17,49 @@
 namespace quire::cuda::mma {
 
 /// Source: TileSource or PackedSource.
-template <typename T, int kDim_, int kCacheBytes, template <int> typename Source_>
+/// Precision of the softmax weights in their product with V.
+enum class Weights {
+  exact,    ///< two 16-bit parts (fold_tile.h), and tiles of 64 rows, which decode rows of large groups fill better
+  rounded,  ///< one 16-bit number (numerics.md, "Rounded weights"), and tiles of 128 rows
+};
+
+/// What a pass over the keys can do besides scaled dot products. A pass has no registers for what it cannot do.
+enum class Pass {
+  plain,
+  scored,   ///< soft caps and ALiBi
+  careful,  ///< both, and infinities and NaN among the values are kept from rows that do not see them
+};
+
+/// Source: TileSource or PackedSource.
+template <typename T, int kDim_, int kCacheBytes, template <int> typename Source_, Weights kWeights>
 struct Tall {
   using Source = Source_<kCacheBytes>;
+  static constexpr bool kRounded = kWeights == Weights::rounded;
+  static constexpr bool kConvert = kCacheBytes == 1;  ///< fp8 codes are staged and become 16-bit tiles
   static constexpr int kDim = kDim_;
-  static constexpr int kM = 1;  ///< blocks of 16 rows a warp: 2 would need more registers than there are (measured: spills)
-  static constexpr int kThreads = 128;
-  static constexpr int kRows = 64 * kM;
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;
-  static constexpr bool kConvert = kCacheBytes == 1;  ///< stages hold fp8 codes, which become one 16-bit tile
+  /// Blocks of 16 rows a warp. Two halve the reads of shared memory, but accumulators of 256 dims fill a thread's registers with
+  /// one, and fp8 is faster with more warps that convert (H100: 803 us for 1005).
+  static constexpr int kM = kRounded && kDim <= 128 && !kConvert ? 2 : 1;
+  static constexpr int kRows = kRounded ? 128 : 64;
+  static constexpr int kWarps = kRows / (16 * kM), kThreads = 32 * kWarps;
+  static constexpr int kBlocks = 8 / kWarps;      ///< blocks an SM, whose registers eight warps fill
+  static constexpr int kKeys = 64;                ///< half as many: a fifth slower at head_dim 128 (H100, 16k)
+  static constexpr int kAhead = kM == 1 ? 4 : 2;  ///< operands there ahead; 1 is 3 % slower, 3 is as fast (H100, 16k)
   static constexpr int kPitchBytes = 2 * kPitch<kDim>;
 
-  struct Tile16 {
-    std::uint16_t k[kKeys * kPitch<kDim>];
-    std::uint16_t v[kKeys * kPitch<kDim>];
-  };
-  struct TileCodes {
+  struct Codes {
     alignas(16) Byte k[kKeys * kDim];
     alignas(16) Byte v[kKeys * kDim];
   };
+  struct None {};
   struct Shared {
     std::uint16_t query[kRows * kPitch<kDim>];
-    Tile16 tiles[kConvert ? 1 : 2];
-    TileCodes codes[kConvert ? 2 : 1];
-    union {
-      RowAddress rows[2][kKeys];
-      BlockOffsets blocks[2][kKeys / Source::kBlockKeys];
+    std::uint16_t k[kKeys * kPitch<kDim>];
+    std::uint16_t v[kKeys * kPitch<kDim>];
+    std::conditional_t<kConvert, Codes, None> codes;
+    union {  // where keys lie: a ring of two windows
+      RowAddress rows[2 * kThreads];
+      BlockOffsets blocks[2 * kThreads];
     };
     Item items[2];  ///< the one at hand and the next
     Segment segment;
@@ -48,7 +69,6 @@ struct Tall {
   Shared& shared;
   const Item& item;  ///< in shared memory, because accumulators need the registers
   Source source;
-  bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
   __device__ Tall(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
       : a(args), shared(memory), item(work), source{args, work, whole_chunks} {}
@@ -62,161 +82,177 @@ struct Tall {
     }
   }
 
-  /// Looks up where tile rows lie, for load() after the next barrier.
-  struct Addresses {
-    RowAddress row;
-    BlockOffsets block;
-  };
-  __device__ Addresses look_up(int first, bool blocks) const {
-    Addresses found{};
+  /// Keys whose places are looked up at a time, an entry a thread; a multiple of kKeys.
+  __device__ static constexpr int window(bool blocks) { return kThreads * (blocks ? Source::kBlockKeys : 1); }
+
+  /// Looks up where the keys of the window at `first`, a multiple of its size, lie, for loads after the next barrier.
+  __device__ void look_up(int first, bool blocks) const {
     const Segment& segment = shared.segment;
-    const int thread = threadIdx.x;
-    if (!blocks && thread < kKeys) found.row = source.row(first + thread, segment.begin, segment.end);
-    if (blocks && thread < kKeys / Source::kBlockKeys)
-      found.block = source.block(first + thread * Source::kBlockKeys, segment.begin, segment.end);
-    return found;
-  }
-  __device__ void publish(int stage, const Addresses& found, bool blocks) const {
-    if (!blocks && threadIdx.x < kKeys) shared.rows[stage][threadIdx.x] = found.row;
-    if (blocks && threadIdx.x < kKeys / Source::kBlockKeys) shared.blocks[stage][threadIdx.x] = found.block;
+    const int position = first + static_cast<int>(threadIdx.x) * (blocks ? Source::kBlockKeys : 1);
+    const int entry = first / window(blocks) % 2 * kThreads + static_cast<int>(threadIdx.x);
+    if (blocks)
+      shared.blocks[entry] = source.block(position, segment.begin, segment.end);
+    else
+      shared.rows[entry] = source.row(position, segment.begin, segment.end);
   }
 
-  /// The tile whose addresses are in `stage`, as it is stored (elements of kBytes) into k and v.
-  template <int kPitchOfRow>
-  __device__ void load_packed(void* k, void* v, int stage, int first) const {
+  /// Keys, or values, of the tile at `first`, as they are stored (elements of kBytes).
+  template <int kBytes, int kPitchOfRow, bool kOfKeys>
+  __device__ void load(void* tile, int first, bool blocks) const {
     const Segment& segment = shared.segment;
-    const auto offsets = [&](int block) { return shared.blocks[stage][block]; };
     const int thread = threadIdx.x;
-    source.template copy_keys<kDim, kKeys, kPitchOfRow, kThreads>(static_cast<Byte*>(k), first, segment.begin, segment.end,
-                                                                  thread, offsets);
-    source.template copy_values<kDim, kKeys, kThreads>(static_cast<Byte*>(v), first, segment.begin, segment.end, thread,
-                                                       offsets(thread % (kKeys / 8)).v);
-  }
-
-  template <int kBytes, int kPitchOfRow>
-  __device__ void load(void* k, void* v, int stage, int first, bool blocks) const {
-    const Segment& segment = shared.segment;
+    auto* bytes = static_cast<Byte*>(tile);
+    const int entry = first / Source::kBlockKeys % (2 * kThreads);
+    const auto offsets = [&](int block) { return shared.blocks[entry + block]; };
     if constexpr (Source::kPacked && kBytes == kCacheBytes) {
-      if (source.is_packed(first)) return load_packed<kPitchOfRow>(k, v, stage, first);
-    }
-    const auto copy = [&](void* tile, bool keys) {
-      auto* bytes = static_cast<Byte*>(tile);
-      if (blocks) {
-        const auto offsets = [&](int block) { return shared.blocks[stage][block]; };
-        source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, kThreads>(bytes, keys, first, segment.begin, segment.end,
-                                                                                   threadIdx.x, offsets);
+      if (source.is_packed(first)) {
+        if constexpr (kOfKeys)
+          source.template copy_keys<kDim, kKeys, kPitchOfRow, kThreads>(bytes, first, segment.begin, segment.end, thread,
+                                                                        offsets);
+        else
+          source.template copy_values<kDim, kKeys, kThreads>(bytes, first, segment.begin, segment.end, thread,
+                                                             offsets(thread % (kKeys / 8)).v);
         return;
       }
-      constexpr int kChunks = kDim * kBytes / 16;
-      const int chunk = threadIdx.x % kChunks;
+    }
+    if (blocks)
+      return source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, kThreads>(bytes, kOfKeys, first, segment.begin,
+                                                                                        segment.end, thread, offsets);
+    constexpr int kChunks = kDim * kBytes / 16;
+    const int chunk = thread % kChunks;
 #pragma unroll 1
-      for (int key = threadIdx.x / kChunks; key < kKeys; key += kThreads / kChunks)
-        source.template copy_row<kBytes>(bytes + key * kPitchOfRow + chunk * 16, shared.rows[stage][key], keys, chunk);
-    };
-    copy(k, true);
-    copy(v, false);
+    for (int key = thread / kChunks; key < kKeys; key += kThreads / kChunks)
+      source.template copy_row<kBytes>(bytes + key * kPitchOfRow + chunk * 16, shared.rows[(first + key) % (2 * kThreads)],
+                                       kOfKeys, chunk);
   }
-  __device__ void load_stage(int stage, int first, bool blocks) const {
+  __device__ void load_keys(int first, bool blocks) const {
     if constexpr (kConvert)
-      load<1, kDim>(shared.codes[stage].k, shared.codes[stage].v, stage, first, blocks);
+      load<1, kDim, true>(shared.codes.k, first, blocks);
     else
-      load<2, kPitchBytes>(shared.tiles[stage].k, shared.tiles[stage].v, stage, first, blocks);
+      load<2, kPitchBytes, true>(shared.k, first, blocks);
+    ptx::commit_copies();
+  }
+  __device__ void load_values(int first, bool blocks) const {
+    if constexpr (kConvert)
+      load<1, kDim, false>(shared.codes.v, first, blocks);
+    else
+      load<2, kPitchBytes, false>(shared.v, first, blocks);
+    ptx::commit_copies();
   }
 
-  /// Completes the tile at `first` if it has rows of keys: tokens that are no cached ones of the segment.
-  __device__ void patch(Tile16& tile, int first) const {
+  /// Completes the values of the tile at `first` if it has rows of keys: tokens that are no cached ones of the segment.
+  __device__ void patch(int first) const {
     if constexpr (Source::kPacked) {
       const Segment& segment = shared.segment;
       if (!source.is_packed(first) || !source.template needs_patch<kKeys>(first, segment.begin, segment.end)) return;
-      source.template patch<kDim, kKeys, kThreads>(tile.v, first, segment.begin, segment.end, threadIdx.x);
+      source.template patch<kDim, kKeys, kThreads>(shared.v, first, segment.begin, segment.end, threadIdx.x);
       __syncthreads();
     }
   }
-  __device__ void convert(Tile16& tile, const TileCodes& codes) const {
-    const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
-    convert_tile<T, kDim, kKeys, kThreads>(tile.k, codes.k, e4m3, threadIdx.x);
-    if constexpr (Source::kPacked)
-      convert_dim_rows<T, kDim, kKeys, kThreads>(tile.v, codes.v, e4m3, threadIdx.x);
-    else
-      convert_tile<T, kDim, kKeys, kThreads>(tile.v, codes.v, e4m3, threadIdx.x);
+  __device__ void convert_keys() const {
+    convert_tile<T, kDim, kKeys, kThreads>(shared.k, shared.codes.k, a.cache_k.dtype == DType::fp8_e4m3fn, threadIdx.x);
+    __syncthreads();  // the keys are there for all; nobody reads their codes any more
+  }
+  __device__ void convert_values() const {
+    if constexpr (kConvert) {
+      const bool e4m3 = a.cache_k.dtype == DType::fp8_e4m3fn;
+      if constexpr (Source::kPacked)
+        convert_dim_rows<T, kDim, kKeys, kThreads>(shared.v, shared.codes.v, e4m3, threadIdx.x);
+      else
+        convert_tile<T, kDim, kKeys, kThreads>(shared.v, shared.codes.v, e4m3, threadIdx.x);
+      __syncthreads();
+    }
   }
 
-  template <typename Values>
+  template <Pass kPass, typename Values>
   __device__ void fold_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const RowContext& context,
                               const KeyTile& tile, bool seen, const Values& values) const {
-    if (careful) {
+    if constexpr (kPass == Pass::careful) {
       if (seen) add_non_finite<T, 2, kM, kDim, kKeys>(rows, context, tile, values);
       __syncthreads();
-      zero_non_finite<T>(const_cast<std::uint16_t*>(tile.v), kKeys * kPitch<kDim>, threadIdx.x, kThreads);
+      zero_non_finite<T>(shared.v, kKeys * kPitch<kDim>, threadIdx.x, kThreads);
       __syncthreads();
     }
-    if (seen) multiply_values<T, 2, kM, kDim, kKeys>(p, rows, values);
+    if (seen) multiply_values<T, 2, kM, kDim, kKeys, kRounded, kAhead>(p, rows, values);
   }
 
-  __device__ void fold(Rows<kM, kDim>& rows, const RowContext& context, const KeyTile& tile, const Logits& logits) const {
+  /// One tile. `arrive` waits for the values and starts the copies of the next keys.
+  template <Pass kPass, typename Arrive>
+  __device__ void fold(Rows<kM, kDim>& rows, const RowContext& context, const KeyTile& tile, const Logits& logits,
+                       Arrive&& arrive) const {
     const bool seen = tile.first < context.span.any_end && tile.first + kKeys > context.span.any_begin;
     float s[kM][kKeys / 8][4];
+    const QueryInShared<kDim> query{shared.query + threadIdx.x / 32 * 16 * kM * kPitch<kDim>};
+    if (seen) multiply_scores<T, kM, kDim, kKeys, kAhead>(s, query, tile.k);
+    arrive();
     if (seen) {
-      const QueryInShared<kDim> query{shared.query + threadIdx.x / 32 * 16 * kM * kPitch<kDim>};
-      fold_scores<T, 2, kM, kDim, kKeys>(s, rows, context, query, tile, logits);
+      const float factor = finish_scores < 2, kM, kKeys, true, kPass != Pass::plain > (s, context, tile, logits);
+      fold_weights<T, 2, kM, kDim, kKeys>(s, rows, factor);
     }
     if (Source::kPacked && tile.by_dims)
-      fold_values(s, rows, context, tile, seen, DimValues<kDim, kKeys>(tile.v));
+      fold_values<kPass>(s, rows, context, tile, seen, DimValues<kDim, kKeys>(tile.v));
     else
-      fold_values(s, rows, context, tile, seen, RowValues<kDim>(tile.v));
+      fold_values<kPass>(s, rows, context, tile, seen, RowValues<kDim>(tile.v));
   }
 
-  /// Two stages: while one tile is folded the next arrives, and the row addresses of the one after it are looked up.
+  template <Pass kPass>
   __device__ void run_segment(Rows<kM, kDim>& rows, const RowContext& context) const {
     const Segment& segment = shared.segment;
     if (segment.begin >= segment.end) return;
-    if (kConvert && segment.fresh) return run_fresh(rows, context);
-    const int first = segment.begin / kKeys * kKeys;
-    const int tiles = (segment.end - first + kKeys - 1) / kKeys;
+    if (kConvert && segment.fresh) return run_fresh<kPass>(rows, context);
+    const int begin = segment.begin / kKeys * kKeys, end = segment.end;
     const bool blocks = source.by_blocks();
-    publish(0, look_up(first, blocks), blocks);
-    publish(1, look_up(first + kKeys, blocks), blocks);
+    look_up(begin / window(blocks) * window(blocks), blocks);
     __syncthreads();
-    load_stage(0, first, blocks);
-    ptx::commit_copies();
-    for (int t = 0; t < tiles; ++t) {
+    load_keys(begin, blocks);
+#pragma unroll 1
+    for (int first = begin; first < end; first += kKeys) {
       ptx::wait_copies<0>();
-      __syncthreads();  // tile t is there for all; nobody reads the other stage any more
-      if (t + 1 < tiles) load_stage((t + 1) % 2, first + (t + 1) * kKeys, blocks);
-      ptx::commit_copies();
-      const Addresses next = look_up(first + (t + 2) * kKeys, blocks);
+      __syncthreads();  // the keys are there for all; nobody reads the values of the tile before any more
+      load_values(first, blocks);
+      if (first == begin || first % window(blocks) == 0) look_up((first / window(blocks) + 1) * window(blocks), blocks);
+      const bool more = first + kKeys < end;
       if constexpr (kConvert) {
-        convert(shared.tiles[0], shared.codes[t % 2]);
-        __syncthreads();
+        convert_keys();
+        if (more) load_keys(first + kKeys, blocks);
       }
-      Tile16& tile = shared.tiles[kConvert ? 0 : t % 2];
-      patch(tile, first + t * kKeys);
-      fold(rows, context, {tile.k, tile.v, first + t * kKeys, segment.begin, segment.end, source.is_packed(first + t * kKeys)},
-           segment.logits);
-      publish(t % 2, next, blocks);
+      const KeyTile tile{shared.k, shared.v, first, segment.begin, end, source.is_packed(first)};
+      fold<kPass>(rows, context, tile, segment.logits, [&] {
+        if (kConvert && more)
+          ptx::wait_copies<1>();
+        else
+          ptx::wait_copies<0>();
+        __syncthreads();  // the values are there for all; nobody reads the keys any more
+        if (!kConvert && more) load_keys(first + kKeys, blocks);
+        convert_values();
+        patch(first);
+      });
     }
     __syncthreads();
     scale_values(rows, segment.v_scale);
   }
 
   /// Folds this step's rows beside an fp8 cache, which are 16-bit already, one tile at a time.
+  template <Pass kPass>
   __device__ void run_fresh(Rows<kM, kDim>& rows, const RowContext& context) const {
     const Segment& segment = shared.segment;
     const bool blocks = source.by_blocks();
-    Tile16& tile = shared.tiles[0];
+#pragma unroll 1
     for (int first = segment.begin / kKeys * kKeys; first < segment.end; first += kKeys) {
       __syncthreads();
-      publish(0, look_up(first, blocks), blocks);
+      look_up(first / window(blocks) * window(blocks), blocks);
       __syncthreads();
-      load<2, kPitchBytes>(tile.k, tile.v, 0, first, blocks);
+      load<2, kPitchBytes, true>(shared.k, first, blocks);
+      load<2, kPitchBytes, false>(shared.v, first, blocks);
       ptx::commit_copies();
       ptx::wait_copies<0>();
       __syncthreads();
-      fold(rows, context, {tile.k, tile.v, first, segment.begin, segment.end}, segment.logits);
+      fold<kPass>(rows, context, {shared.k, shared.v, first, segment.begin, segment.end}, segment.logits, [] {});
     }
     __syncthreads();
   }
 
+  template <Pass kPass>
   __device__ void fold_all(Rows<kM, kDim>& rows) const {
     const int first = item.slice.row_begin + static_cast<int>(threadIdx.x) / 32 * 16 * kM;
     const RowContext context{a, item.lengths, item.kv_head,
@@ -227,7 +263,7 @@ struct Tall {
       __syncthreads();
       if (threadIdx.x == 0) shared.segment = segment_of(a, item, i, kConvert);
       __syncthreads();
-      run_segment(rows, context);
+      run_segment<kPass>(rows, context);
     }
     sum_over_columns(rows);
   }
@@ -235,11 +271,12 @@ struct Tall {
   __device__ void run() {
     load_query();
     Rows<kM, kDim> rows;
-#pragma unroll 1
-    for (bool again = true; again; careful = true) {
-      fold_all(rows);
-      again = __syncthreads_or(!all_finite(rows)) && !careful;
-    }
+    const bool plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr;
+    if (plain)
+      fold_all<Pass::plain>(rows);
+    else
+      fold_all<Pass::scored>(rows);
+    if (__syncthreads_or(!all_finite(rows))) fold_all<Pass::careful>(rows);
     const bool whole = item.slice.num_parts == 1;
     store_rows(rows, whole);
     if (whole) return count_rows(a, item);
@@ -275,12 +312,12 @@ struct Tall {
   }
 };
 
-template <typename T, int kDim, int kCacheBytes, template <int> typename Source>
-__global__ void __launch_bounds__(128, 2) attend_tall(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
+template <typename Body>
+__global__ void __launch_bounds__(Body::kThreads, Body::kBlocks)
+    attend_tall(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
   extern __shared__ __align__(16) unsigned char memory[];
-  using Kernel = Tall<T, kDim, kCacheBytes, Source>;
-  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  for_each_item(a, shared.items, [&](const Item& item) { Kernel(a, shared, item, whole_chunks).run(); });
+  auto& shared = *reinterpret_cast<typename Body::Shared*>(memory);
+  for_each_item(a, shared.items, [&](const Item& item) { Body(a, shared, item, whole_chunks).run(); });
 }
 
 }  // namespace quire::cuda::mma

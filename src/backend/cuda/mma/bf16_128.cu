@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kBf16Dim128 = {Launches<Bf16, 128, 2>::attend_short, Launches<Bf16, 128, 2>::attend_tall};
+const Instance kBf16Dim128 = Launches<Bf16, 128, 2>::kAll;
 
 }  // namespace quire::cuda::mma

@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kBf16Dim128Fp8 = {Launches<Bf16, 128, 1>::attend_short, Launches<Bf16, 128, 1>::attend_tall};
+const Instance kBf16Dim128Fp8 = Launches<Bf16, 128, 1>::kAll;
 
 }  // namespace quire::cuda::mma

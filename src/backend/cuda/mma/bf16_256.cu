@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kBf16Dim256 = {Launches<Bf16, 256, 2>::attend_short, Launches<Bf16, 256, 2>::attend_tall};
+const Instance kBf16Dim256 = Launches<Bf16, 256, 2>::kAll;
 
 }  // namespace quire::cuda::mma

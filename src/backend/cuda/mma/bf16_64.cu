@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kBf16Dim64 = {Launches<Bf16, 64, 2>::attend_short, Launches<Bf16, 64, 2>::attend_tall};
+const Instance kBf16Dim64 = Launches<Bf16, 64, 2>::kAll;
 
 }  // namespace quire::cuda::mma

@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kBf16Dim64Fp8 = {Launches<Bf16, 64, 1>::attend_short, Launches<Bf16, 64, 1>::attend_tall};
+const Instance kBf16Dim64Fp8 = Launches<Bf16, 64, 1>::kAll;
 
 }  // namespace quire::cuda::mma

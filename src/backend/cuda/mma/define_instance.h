@@ -5,26 +5,33 @@
 #include "backend/cuda/mma/attend_short.h"
 #include "backend/cuda/mma/attend_tall.h"
 #include "backend/cuda/mma/instance.h"
+#include "plan/kernels/cuda_mma.h"
 
 namespace quire::cuda::mma {
 
 template <typename T, int kDim, int kCacheBytes, template <int> typename Source = TileSource>
 struct Launches {
-  template <typename Kernel>
-  static cudaError_t start(Kernel* kernel, std::size_t shared, const gpu::AttendArgs& args, const Launch& launch) {
-    const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  template <typename Body>
+  static cudaError_t start(void (*kernel)(gpu::AttendArgs, bool), const gpu::AttendArgs& args, const Launch& launch) {
+    constexpr std::size_t kShared = sizeof(typename Body::Shared);
+    const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
     if (set != cudaSuccess) return set;
-    kernel<<<launch.blocks, 128, shared, launch.stream>>>(args, launch.whole_chunks);
+    kernel<<<launch.blocks, Body::kThreads, kShared, launch.stream>>>(args, launch.whole_chunks);
     return cudaGetLastError();
   }
   static cudaError_t attend_short(const gpu::AttendArgs& args, const Launch& launch) {
-    return start(mma::attend_short<T, kDim, kCacheBytes, Source>, sizeof(typename Short<T, kDim, kCacheBytes, Source>::Shared),
-                 args, launch);
+    return start<Short<T, kDim, kCacheBytes, Source>>(mma::attend_short<T, kDim, kCacheBytes, Source>, args, launch);
   }
+  template <Weights kWeights>
   static cudaError_t attend_tall(const gpu::AttendArgs& args, const Launch& launch) {
-    return start(mma::attend_tall<T, kDim, kCacheBytes, Source>, sizeof(typename Tall<T, kDim, kCacheBytes, Source>::Shared),
-                 args, launch);
+    using Body = Tall<T, kDim, kCacheBytes, Source, kWeights>;
+    constexpr bool kRounded = kWeights == Weights::rounded;
+    static_assert(Body::kRows == (kRounded ? plan_detail::kMmaPrefillRows : plan_detail::kMmaTiles.tall_rows));
+    static_assert(Body::kBlocks ==
+                  (kRounded ? plan_detail::mma_prefill_blocks(kDim, kCacheBytes == 1) : plan_detail::kMmaTiles.blocks_per_unit));
+    return start<Body>(mma::attend_tall<Body>, args, launch);
   }
+  static constexpr Instance kAll = {attend_short, attend_tall<Weights::exact>, attend_tall<Weights::rounded>};
 };
 
 }  // namespace quire::cuda::mma

@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kF16Dim128 = {Launches<F16, 128, 2>::attend_short, Launches<F16, 128, 2>::attend_tall};
+const Instance kF16Dim128 = Launches<F16, 128, 2>::kAll;
 
 }  // namespace quire::cuda::mma

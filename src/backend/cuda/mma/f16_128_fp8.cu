@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kF16Dim128Fp8 = {Launches<F16, 128, 1>::attend_short, Launches<F16, 128, 1>::attend_tall};
+const Instance kF16Dim128Fp8 = Launches<F16, 128, 1>::kAll;
 
 }  // namespace quire::cuda::mma

@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kF16Dim256 = {Launches<F16, 256, 2>::attend_short, Launches<F16, 256, 2>::attend_tall};
+const Instance kF16Dim256 = Launches<F16, 256, 2>::kAll;
 
 }  // namespace quire::cuda::mma

@@ -4,6 +4,6 @@
 
 namespace quire::cuda::mma {
 
-const Instance kF16Dim64Fp8 = {Launches<F16, 64, 1>::attend_short, Launches<F16, 64, 1>::attend_tall};
+const Instance kF16Dim64Fp8 = Launches<F16, 64, 1>::kAll;
 
 }  // namespace quire::cuda::mma

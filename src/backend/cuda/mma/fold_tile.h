@@ -48,7 +48,8 @@ struct QueryInRegisters {
   }
 };
 
-template <typename T, int kM, int kDim, int kKeys, typename Query>
+/// kAhead: products for which operands are there ahead. ldmatrix takes some 30 cycles, and few warps are there to hide them.
+template <typename T, int kM, int kDim, int kKeys, int kAhead = 1, typename Query>
 __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query& query, const std::uint16_t* k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -57,26 +58,33 @@ __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query
     for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[m][i][j] = 0.0f;
-  // Operands are fetched one product ahead: ldmatrix takes some 30 cycles, and few warps are there to hide them.
   constexpr int kPairs = kKeys / 16, kProducts = kDim / 16 * kPairs;
   const std::uint16_t* rows = k + in_tile<kDim>(lane % 8 + (lane / 16) * 8, (lane / 8) % 2);
-  std::uint32_t a[2][kM][4], b[2][4];
+  std::uint32_t a[2][kM][4], b[kAhead + 1][4];
+  const auto load = [&](int i) {
+    ptx::load_matrices(b[i % (kAhead + 1)], rows + in_tile<kDim>(i % kPairs * 16, i / kPairs * 2));
+  };
 #pragma unroll
   for (int m = 0; m < kM; ++m) query.load(a[0][m], m, 0);
-  ptx::load_matrices(b[0], rows);
 #pragma unroll
-  for (int i = 0; i < kProducts; ++i) {
-    const int step = i / kPairs, pair = i % kPairs, next = i + 1;
-    if (next < kProducts) ptx::load_matrices(b[next % 2], rows + in_tile<kDim>(next % kPairs * 16, next / kPairs * 2));
-    if (pair == 0 && step + 1 < kDim / 16)
+  for (int i = 0; i < kAhead; ++i) load(i);
+  // Two loops, as the compiler does not unroll one of 64 products.
 #pragma unroll
-      for (int m = 0; m < kM; ++m) query.load(a[(step + 1) % 2][m], m, step + 1);
+  for (int step = 0; step < kDim / 16; ++step)
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      T::multiply(s[m][2 * pair], a[step % 2][m], b[i % 2][0], b[i % 2][1]);
-      T::multiply(s[m][2 * pair + 1], a[step % 2][m], b[i % 2][2], b[i % 2][3]);
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = step * kPairs + pair;
+      if (i + kAhead < kProducts) load(i + kAhead);
+      if (pair == 0 && step + 1 < kDim / 16)
+#pragma unroll
+        for (int m = 0; m < kM; ++m) query.load(a[(step + 1) % 2][m], m, step + 1);
+      const std::uint32_t(&at)[4] = b[i % (kAhead + 1)];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        T::multiply(s[m][2 * pair], a[step % 2][m], at[0], at[1]);
+        T::multiply(s[m][2 * pair + 1], a[step % 2][m], at[2], at[3]);
+      }
     }
-  }
 }
 
 /// What a warp needs besides the tile: its rows, their request and KV head.
@@ -132,40 +140,50 @@ __device__ inline void mask(float (&s)[kM][kKeys / 8][4], const RowContext& rows
     }
 }
 
-/// Dot products to masked base-2 logits.
 template <int kHalves, int kM, int kKeys>
-__device__ inline void finish_scores(float (&s)[kM][kKeys / 8][4], const RowContext& rows, const KeyTile& tile,
-                                     const Logits& logits) {
-  if (logits.plain) {
+__device__ inline void scale(float (&s)[kM][kKeys / 8][4], float factor) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+  for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i)
+    for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
-        for (int j = 0; j < 2 * kHalves; ++j) s[m][i][j] *= logits.base2;
-  } else {
+      for (int j = 0; j < 2 * kHalves; ++j) s[m][i][j] *= factor;
+}
+
+/// Dot products to masked base-2 logits over a factor, which is returned for fold_weights() to apply: 1, or with kFuses, for
+/// scores without cap and slope, a positive one. kScored: there may be a cap or slopes.
+template <int kHalves, int kM, int kKeys, bool kFuses = false, bool kScored = true>
+__device__ inline float finish_scores(float (&s)[kM][kKeys / 8][4], const RowContext& rows, const KeyTile& tile,
+                                      const Logits& logits) {
+  float left = 1.0f;
+  if (kScored && !logits.plain)
     cap_and_slope<kHalves, kM, kKeys>(s, rows, tile, logits);
-  }
+  else if (kFuses && logits.base2 > 0.0f)  // 0 times the -inf of a masked key would be NaN
+    left = logits.base2;
+  else
+    scale<kHalves, kM, kKeys>(s, logits.base2);
   const bool whole =
       tile.first >= max(rows.span.full_begin, tile.begin) && tile.first + kKeys <= min(rows.span.full_end, tile.end);
   if (!whole) mask<kHalves, kM, kKeys>(s, rows, tile);
+  return left;
 }
 
-/// Logits to weights relative to the new maximum (times 2^kWeightShift); rows.acc and rows.sum follow.
+/// Logits over `factor` to weights relative to the new maximum (times 2^kWeightShift); rows.acc and rows.sum follow.
 template <typename T, int kHalves, int kM, int kDim, int kKeys>
-__device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& rows) {
+__device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, float factor) {
   float rescale[kM][2];
   bool moved = false;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      float top = rows.max[m][h];
+      float most = -INFINITY;
 #pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i) top = fmaxf(top, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float base = semantics::base_of(top);
+      for (int i = 0; i < kKeys / 8; ++i) most = fmaxf(most, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const float top = fmaxf(rows.max[m][h], most * factor);
+      const float base = semantics::base_of(top) - T::kWeightShift;
       rescale[m][h] = semantics::weight_in<ptx::Exp2>(rows.max[m][h], top);
       moved |= rows.max[m][h] != top;
       rows.max[m][h] = top;
@@ -174,7 +192,7 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          s[m][i][2 * h + e] = ptx::exp2_approx(s[m][i][2 * h + e] - (base - T::kWeightShift));
+          s[m][i][2 * h + e] = ptx::exp2_approx(fmaf(s[m][i][2 * h + e], factor, -base));
           sum += s[m][i][2 * h + e];
         }
       rows.sum[m][h] = rows.sum[m][h] * rescale[m][h] + sum;
@@ -200,11 +218,15 @@ struct RowValues {
   __device__ std::uint32_t at(int key, int dim) const { return v[in_tile<kDim>(key, dim / 8) + dim % 8]; }
 };
 
-template <typename T, int kHalves, int kM, int kDim, int kKeys, typename Values>
+/// kRounded: weights are rounded to T, and their low parts are left out.
+template <typename T, int kHalves, int kM, int kDim, int kKeys, bool kRounded = false, int kAhead = 1, typename Values>
 __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, const Values& values) {
   constexpr int kPairs = kDim / 16, kProducts = kKeys / 16 * kPairs;
-  std::uint32_t b[2][4];
-  values.load(b[0], 0, 0);
+  constexpr bool kLow = kHalves == 2 && !kRounded;
+  std::uint32_t b[kAhead + 1][4];
+  const auto load = [&](int i) { values.load(b[i % (kAhead + 1)], i / kPairs, i % kPairs); };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(i);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
     std::uint32_t hi[kM][4], lo[kM][4];
@@ -215,20 +237,21 @@ __device__ inline void multiply_values(const float (&p)[kM][kKeys / 8][4], Rows<
         const float x = p[m][2 * step + i / 2][(i % 2) * 2], y = p[m][2 * step + i / 2][(i % 2) * 2 + 1];
         hi[m][i] = T::pack(x, y);
         const float2 kept = T::unpack(hi[m][i]);
-        if constexpr (kHalves == 2) lo[m][i] = T::pack(x - kept.x, y - kept.y);
+        if constexpr (kLow) lo[m][i] = T::pack(x - kept.x, y - kept.y);
         if constexpr (kHalves == 1) hi[m][i + 1] = T::pack(x - kept.x, y - kept.y);
       }
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      const int i = step * kPairs + pair, next = i + 1;
-      if (next < kProducts) values.load(b[next % 2], next / kPairs, next % kPairs);
+      const int i = step * kPairs + pair;
+      if (i + kAhead < kProducts) load(i + kAhead);
+      const std::uint32_t(&at)[4] = b[i % (kAhead + 1)];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        T::multiply(rows.acc[m][2 * pair], hi[m], b[i % 2][0], b[i % 2][1]);
-        T::multiply(rows.acc[m][2 * pair + 1], hi[m], b[i % 2][2], b[i % 2][3]);
-        if constexpr (kHalves == 2) {
-          T::multiply(rows.acc[m][2 * pair], lo[m], b[i % 2][0], b[i % 2][1]);
-          T::multiply(rows.acc[m][2 * pair + 1], lo[m], b[i % 2][2], b[i % 2][3]);
+        T::multiply(rows.acc[m][2 * pair], hi[m], at[0], at[1]);
+        T::multiply(rows.acc[m][2 * pair + 1], hi[m], at[2], at[3]);
+        if constexpr (kLow) {
+          T::multiply(rows.acc[m][2 * pair], lo[m], at[0], at[1]);
+          T::multiply(rows.acc[m][2 * pair + 1], lo[m], at[2], at[3]);
         }
       }
     }
@@ -272,8 +295,8 @@ template <typename T, int kHalves, int kM, int kDim, int kKeys, typename Query>
 __device__ inline void fold_scores(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& to, const RowContext& rows, const Query& query,
                                    const KeyTile& tile, const Logits& logits) {
   multiply_scores<T, kM, kDim, kKeys>(s, query, tile.k);
-  finish_scores<kHalves, kM, kKeys>(s, rows, tile, logits);
-  fold_weights<T, kHalves, kM, kDim, kKeys>(s, to);
+  const float factor = finish_scores<kHalves, kM, kKeys>(s, rows, tile, logits);
+  fold_weights<T, kHalves, kM, kDim, kKeys>(s, to, factor);
 }
 
 }  // namespace quire::cuda::mma

@@ -29,7 +29,8 @@ cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn, c
   gpu::AttendArgs mine = args;
   mine.output_pairs = tile::has_output_pairs(args);
   const mma::Launch how{static_cast<unsigned>(list.num_blocks), packed || tile::has_whole_chunks(args), stream};
-  return list.role == Role::short_rows ? instance->attend_short(mine, how) : instance->attend_tall(mine, how);
+  if (list.role == Role::short_rows) return instance->attend_short(mine, how);
+  return list.role == Role::prefill ? instance->attend_prefill(mine, how) : instance->attend_tall(mine, how);
 }
 
 }  // namespace

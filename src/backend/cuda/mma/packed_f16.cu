@@ -6,8 +6,8 @@ namespace quire::cuda::mma {
 
 template <int kDim>
 using PackedLaunches = Launches<F16, kDim, 2, PackedSource>;
-const Instance kPackedF16Dim64 = {PackedLaunches<64>::attend_short, PackedLaunches<64>::attend_tall};
-const Instance kPackedF16Dim128 = {PackedLaunches<128>::attend_short, PackedLaunches<128>::attend_tall};
-const Instance kPackedF16Dim256 = {PackedLaunches<256>::attend_short, PackedLaunches<256>::attend_tall};
+const Instance kPackedF16Dim64 = PackedLaunches<64>::kAll;
+const Instance kPackedF16Dim128 = PackedLaunches<128>::kAll;
+const Instance kPackedF16Dim256 = PackedLaunches<256>::kAll;
 
 }  // namespace quire::cuda::mma

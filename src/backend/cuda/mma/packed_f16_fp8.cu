@@ -6,7 +6,7 @@ namespace quire::cuda::mma {
 
 template <int kDim>
 using PackedLaunches = Launches<F16, kDim, 1, PackedSource>;
-const Instance kPackedF16Dim64Fp8 = {PackedLaunches<64>::attend_short, PackedLaunches<64>::attend_tall};
-const Instance kPackedF16Dim128Fp8 = {PackedLaunches<128>::attend_short, PackedLaunches<128>::attend_tall};
+const Instance kPackedF16Dim64Fp8 = PackedLaunches<64>::kAll;
+const Instance kPackedF16Dim128Fp8 = PackedLaunches<128>::kAll;
 
 }  // namespace quire::cuda::mma
