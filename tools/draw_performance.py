@@ -20,10 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/performance"
 PAGE = FOLDER / "index.md"
-GPU, CPU = ROOT / "bench/results/h100-peers-25de9435.json", ROOT / "bench/results/cpu-amx-peers.json"
+GPU, CPU = ROOT / "bench/results/h100-peers-a1dafc17.json", ROOT / "bench/results/cpu-amx-peers.json"
 # Libraries of a chart: name, and what the results of its kernels begin with. Dense kernels have no page table and are not shown.
 GPU_PEERS = {"FlashAttention 3": ("FlashAttention 3",), "FlashInfer": ("FlashInfer", "XQA", "cuDNN paged"),
-             "hpc-ops": ("hpc-ops",), "vLLM Triton": ("vLLM Triton",)}
+             "hpc-ops": ("hpc-ops",)}
 CPU_PEERS = {"vLLM CPU": ("vllm_cpu",), "torch SDPA, K and V already dense": ("torch_sdpa",), "ONNX Runtime GQA": ("ort_gqa",)}
 SECTIONS = {"decode": "Decode, 32:8 heads, head_dim 128, bf16", "decode64": "Decode, 64:8 heads, head_dim 128, bf16",
             "decode8": "Decode, 32:8 heads, head_dim 128, fp8 (e4m3) cache, bf16 query", "decodex": "Decode, other shapes",

@@ -51,25 +51,29 @@ constexpr Body kMmaBodies[] = {
      .run_tokens = 16,
      .own_packed = true,
      .rounds_weights = true}};
-/// Source of rows for packed caches: bench/results/h100-packed-mma.json (docs/lab/2026-11-26-predicted.md). A wrong value makes a
-/// predicted time wrong, no plan.
+/// Sources: short rows of packed caches bench/results/h100-packed-mma.json (docs/lab/2026-11-26-predicted.md); prefill and tall
+/// rows h100-mma-prefill.json. A wrong value makes a predicted time wrong, no plan.
 constexpr BodyCosts kMmaCosts[] = {
     {&kH200, Role::short_rows, Codes::none, 0, 16.7, 1.17, 1.02, 101, 0, 0, 1.98, 0.902},
     {&kH200, Role::short_rows, Codes::none, 256, 35.8, 1.02, 0.5, 100, 0, 0, 3.12, 0.52},
     {&kH200, Role::short_rows, Codes::fp8, 0, 25.1, 1.04, 0.792, 153, 0, 0, 3.19, 0.92},
-    {&kH200, Role::tall_rows, Codes::none, 0, 52.2, 4.93, 0, 0, 188, 3.84, 7.16, 1},
-    {&kH200, Role::tall_rows, Codes::none, 256, 8.16, 2.55, 0, 0, 742, 15.8, 3, 1},
-    {&kH200, Role::tall_rows, Codes::fp8, 0, 8, 2.45, 0, 76.1, 351, 2.94, 3, 1},
     {&kH100, Role::short_rows, Codes::none, 0, 13.9, 1.24, 0.571, 60.5, 0, 0, 2.08, 0.902},
     {&kH100, Role::short_rows, Codes::none, 256, 53.6, 1.03, 0.5, 100, 0, 0, 3.2, 0.701},
     {&kH100, Role::short_rows, Codes::fp8, 0, 18.1, 1.04, 0.673, 153, 0, 0, 3.32, 0.92},
-    {&kH100, Role::tall_rows, Codes::none, 0, 55.7, 6.51, 0, 0, 199, 3.88, 7.16, 1},
-    {&kH100, Role::tall_rows, Codes::none, 256, 8.16, 2.55, 0, 0, 632, 15.5, 3, 1},
-    {&kH100, Role::tall_rows, Codes::fp8, 0, 8, 2.47, 0, 83.4, 384, 3, 3, 1},
+    {&kH100, Role::tall_rows, Codes::none, 0, 27.4, 3.85, 0, 0, 252, 4.28, 7.8, 1},
+    {&kH100, Role::tall_rows, Codes::none, 256, 95.7, 2.8, 0, 0, 375, 3.64, 3.33, 1},
+    {&kH100, Role::tall_rows, Codes::fp8, 0, 10.9, 2.67, 0, 116, 437, 3.15, 3.3, 1},
+    {&kH100, Role::prefill, Codes::none, 0, 48.2, 14.5, 0, 0, 158, 2.4, 3, 1},
+    {&kH100, Role::prefill, Codes::none, 64, 26.8, 8.28, 0, 0, 115, 2.4, 3, 1},
+    {&kH100, Role::prefill, Codes::none, 256, 53.2, 3.84, 0, 0, 86.4, 2, 3, 1},
+    {&kH100, Role::prefill, Codes::fp8, 0, 8.99, 11.1, 0, 53, 76.7, 1.7, 3, 1},
+    {&kH100, Role::prefill, Codes::none, 128, 12.5, 21.9, 0, 0, 286, 2.4, 3, 1, 0, PageRows::packed},
+    {&kH100, Role::prefill, Codes::none, 256, 7.86, 2.48, 0, 0, 162, 2.85, 3, 1, 0, PageRows::packed},
+    {&kH100, Role::prefill, Codes::fp8, 128, 8, 2.5, 0, 67.7, 135, 1.6, 3, 1, 0, PageRows::packed},
     {&kH100, Role::short_rows, Codes::none, 128, 16.1, 1.34, 0.571, 60.5, 0, 0, 2.25, 0.645, 0, PageRows::packed},
     {&kH100, Role::short_rows, Codes::fp8, 128, 18.3, 1.04, 0.899, 230, 0, 0, 3.32, 0.92, 0, PageRows::packed},
-    {&kH100, Role::tall_rows, Codes::none, 128, 64.8, 10.4, 0, 0, 489, 5.88, 7.16, 1, 0, PageRows::packed},
-    {&kH100, Role::tall_rows, Codes::none, 256, 8.24, 2.58, 0, 0, 1.19e+03, 16.3, 3, 1, 0, PageRows::packed},
+    {&kH100, Role::tall_rows, Codes::none, 128, 33.6, 8.9, 0, 0, 503, 5.88, 6.35, 1, 0, PageRows::packed},
+    {&kH100, Role::tall_rows, Codes::none, 256, 7.94, 2.56, 0, 0, 965, 15.8, 2.97, 1, 0, PageRows::packed},
 };
 constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies, .costs = kMmaCosts};
 
