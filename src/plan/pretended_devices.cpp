@@ -26,8 +26,11 @@ std::vector<Device> make_devices() {
       {"amx", Backend::cpu, kAllAvx512 | kAvx512Bf16 | kAmxBf16, 16, 2 * kMiB},  // Sapphire Rapids class
       {"neon", Backend::cpu, kNeon, 16, 1 * kMiB},                               // Neoverse N1/V1 class
       {"sm80", Backend::cuda, 0, 108, 40 * kMiB, 80},                            // A100: 108 SMs
+      {"sm86", Backend::cuda, 0, 72, 6 * kMiB, 86},                              // A10: 72 SMs
+      {"sm89", Backend::cuda, 0, 142, 96 * kMiB, 89},                            // L40S: 142 SMs
       {"sm90", Backend::cuda, 0, 132, 50 * kMiB, 90},                            // H100, H200: 132 SMs
       {"sm100", Backend::cuda, 0, 148, 126 * kMiB, 100},                         // B200: 148 SMs
+      {"sm120", Backend::cuda, 0, 170, 96 * kMiB, 120},                          // RTX 5090: 170 SMs
       {"gfx90a", Backend::hip, 0, 110, 8 * kMiB},                                // MI250X, one die: 110 CUs
       {"gfx942", Backend::hip, 0, 304, 32 * kMiB},                               // MI300X: 304 CUs, 4 MiB in each of 8 dies
       {"gfx950", Backend::hip, 0, 256, 32 * kMiB},                               // MI355X: 256 CUs, 4 MiB in each of 8 dies
@@ -48,6 +51,9 @@ constexpr Product kProducts[] = {{"a100", "sm80", "NVIDIA A100"},
                                  {"gh200", "sm90", "NVIDIA GH200"},
                                  {"b200", "sm100", "NVIDIA B200"},
                                  {"gb200", "sm100", "NVIDIA GB200"},
+                                 {"a10", "sm86", "NVIDIA A10"},
+                                 {"l40s", "sm89", "NVIDIA L40S"},
+                                 {"rtx5090", "sm120", "NVIDIA GeForce RTX 5090"},
                                  {"mi210", "gfx90a", "AMD Instinct MI210"},
                                  {"mi250", "gfx90a", "AMD Instinct MI250"},
                                  {"mi250x", "gfx90a", "AMD Instinct MI250X"},

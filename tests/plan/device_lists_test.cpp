@@ -314,25 +314,59 @@ TEST(DeviceLists, SayWhoServesThem) {
   EXPECT_EQ(served("q=f32 kv=f32 d=128"), (Lists{{"cuda_generic", Role::rows}}));
 }
 
+/// Role, lowest and most score rows, and blocks an SM.
+using MmaList = std::tuple<Role, std::int64_t, std::int64_t, std::int64_t>;
+constexpr std::int64_t kAnyRows = 2147483647;
+
+std::vector<MmaList> mma_lists_of(const std::string& line, const std::string& device, const PlanSettings& settings = {}) {
+  const Plan p = plan(parse_problem_line("q=bf16 page=16 " + line)->problem, find_device(device).value(), settings).value();
+  EXPECT_EQ(p.kernel, "cuda_mma") << line << " on " << device;
+  std::vector<MmaList> lists;
+  for (const DeviceList& list : p.work().lists) {
+    const std::int64_t rows = list.role == Role::short_rows ? 8 : list.role == Role::prefill ? 128 : 64;
+    EXPECT_EQ(list.tile_rows, rows) << line;
+    lists.emplace_back(list.role, list.min_rows, list.max_rows, list.num_blocks / p.num_threads);
+  }
+  return lists;
+}
+
 // cuda_mma's prefill rounds weights and has tiles of 128 rows, which requests of up to 64 would not fill. Eight warps fill an SM,
-// in one block or two.
+// in one block or two. Decode rows stay exact.
 TEST(DeviceLists, PromptsOfCudaMmaAreRounded) {
-  const Device sm80 = find_device("sm80").value();
-  const auto last_list = [&](const std::string& line) {
-    const Plan p = plan(parse_problem_line("q=bf16 page=16 " + line)->problem, sm80).value();
-    EXPECT_EQ(p.kernel, "cuda_mma") << line;
-    const DeviceList& list = p.work().lists.back();
-    EXPECT_EQ(list.role == Role::prefill, list.tile_rows == 128) << line;
-    EXPECT_EQ(rounds_weights(p, 100), list.role == Role::prefill) << line;
-    EXPECT_FALSE(p.work().lists.size() == 2 && rounds_weights(p, 1)) << line;
-    return std::pair(list.role, list.num_blocks / p.num_threads);
+  const MmaList decode{Role::short_rows, 0, 8, 2}, tall{Role::tall_rows, 8, kAnyRows, 2}, few{Role::tall_rows, 0, 64, 2};
+  const auto prefill = [](std::int64_t min_rows, std::int64_t blocks) {
+    return MmaList{Role::prefill, min_rows, kAnyRows, blocks};
   };
-  EXPECT_EQ(last_list("heads=32:8 d=128 reqs=3x1@700,17@5"), (std::pair<Role, std::int64_t>(Role::prefill, 2)));
-  EXPECT_EQ(last_list("heads=32:8 d=128 reqs=3x1@700,16@5"), (std::pair<Role, std::int64_t>(Role::tall_rows, 2)));
-  EXPECT_EQ(last_list("heads=32:1 d=64 reqs=3x1@700,2@5"), (std::pair<Role, std::int64_t>(Role::tall_rows, 2)));
-  EXPECT_EQ(last_list("heads=32:1 d=64 reqs=3x1@700,3@5"), (std::pair<Role, std::int64_t>(Role::prefill, 2)));
-  EXPECT_EQ(last_list("heads=32:8 d=256 reqs=100@5"), (std::pair<Role, std::int64_t>(Role::prefill, 1)));
-  EXPECT_EQ(last_list("kv=fp8_e4m3fn heads=32:8 d=64 reqs=100@5"), (std::pair<Role, std::int64_t>(Role::prefill, 1)));
+  using Lists = std::vector<MmaList>;
+  EXPECT_EQ(mma_lists_of("heads=32:8 d=128 reqs=3x1@700,17@5", "sm80"), (Lists{decode, prefill(8, 2)}));
+  EXPECT_EQ(mma_lists_of("heads=32:8 d=128 reqs=3x1@700,16@5", "sm80"), (Lists{decode, tall}));
+  EXPECT_EQ(mma_lists_of("heads=32:8 d=128 reqs=3x1@700,17@5", "sm80", {.exact_weights = true}), (Lists{decode, tall}));
+  EXPECT_EQ(mma_lists_of("heads=32:1 d=64 reqs=3x1@700,3@5", "sm80"), (Lists{few, prefill(64, 2)}));
+  EXPECT_EQ(mma_lists_of("heads=32:8 d=256 reqs=100@5", "sm100"), (Lists{decode, prefill(8, 1)}));
+  EXPECT_EQ(mma_lists_of("kv=fp8_e4m3fn heads=32:8 d=64 reqs=100@5", "sm80"), (Lists{decode, prefill(8, 1)}));
+  const Plan p =
+      plan(parse_problem_line("q=bf16 page=16 heads=32:1 d=64 reqs=3x1@700,3@5")->problem, find_device("sm80").value()).value();
+  EXPECT_FALSE(rounds_weights(p, 1));
+  EXPECT_TRUE(rounds_weights(p, 3));
+}
+
+// Of devices that are not for data centers an SM has 99 KiB for a block: too little for short tiles of 16 bits, and for tiles of
+// head_dim 256. An A100 has 163, too little for short tiles of head_dim 256.
+TEST(DeviceLists, TilesOfCudaMmaFitTheDevice) {
+  const MmaList every{Role::tall_rows, 0, kAnyRows, 2}, few{Role::tall_rows, 0, 64, 2};
+  using Lists = std::vector<MmaList>;
+  for (const char* device : {"sm86", "sm89", "sm120"}) {
+    EXPECT_EQ(mma_lists_of("heads=32:8 d=128 reqs=64x1@700", device), (Lists{every}));
+    EXPECT_EQ(mma_lists_of("heads=32:8 d=64 reqs=64x1@700,50@7", device), (Lists{few, {Role::prefill, 64, kAnyRows, 2}}));
+    EXPECT_EQ(mma_lists_of("kv=fp8_e4m3fn heads=32:8 d=128 reqs=64x1@700,50@7", device),
+              (Lists{{Role::short_rows, 0, 8, 2}, {Role::prefill, 8, kAnyRows, 1}}));
+    const Problem wide = parse_problem_line("q=bf16 page=16 heads=16:2 d=256 reqs=64x1@700")->problem;
+    EXPECT_EQ(plan(wide, find_device(device).value())->kernel, "cuda_generic");
+    const Result<Plan> forced = plan(wide, find_device(device).value(), {.kernel = "cuda_mma"});
+    ASSERT_FALSE(forced.ok());
+    EXPECT_THAT(forced.status().message(), ::testing::HasSubstr("shared memory a block"));
+  }
+  EXPECT_EQ(mma_lists_of("heads=16:2 d=256 reqs=64x1@700,50@7", "sm80"), (Lists{few, {Role::prefill, 64, kAnyRows, 1}}));
 }
 
 // Cluster decode has few requests of one row, none of which is long for the blocks of its cluster.

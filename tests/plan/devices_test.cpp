@@ -39,8 +39,8 @@ TEST(Devices, EveryKnownNameIsFoundAndUnique) {
     EXPECT_GE(device.num_threads, 1);
     EXPECT_GT(device.l2_bytes, 0);
   }
-  for (const char* name : {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "sm80", "sm90", "sm100", "gfx90a", "gfx942",
-                           "gfx950", "gfx1100", "gfx1201"}) {
+  for (const char* name : {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "sm80", "sm86", "sm89", "sm90", "sm100",
+                           "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
 }
@@ -53,6 +53,7 @@ TEST(Devices, ProductsAreFoundByTheirNames) {
                         {"h20", "sm90", "NVIDIA H20"},
                         {"a100", "sm80", "NVIDIA A100"},
                         {"b200", "sm100", "NVIDIA B200"},
+                        {"l40s", "sm89", "NVIDIA L40S"},
                         {"MI300X", "gfx942", "AMD Instinct MI300X"},
                         {"mi355x", "gfx950", "AMD Instinct MI355X"}};
   for (const auto& one : products) {

@@ -24,8 +24,9 @@ TEST(Select, PinnedForPretendDevices) {
   const std::pair<const char*, const char*> expected[] = {
       {"scalar", "cpu_generic"}, {"avx2", "cpu_avx2"},     {"avx512", "cpu_avx512"}, {"avx512bf16", "cpu_avx512bf16"},
       {"amx", "cpu_amx"},        {"neon", "cpu_neon"},     {"sm80", "cuda_mma"},     {"sm90", "cuda_sm90"},
-      {"sm100", "cuda_mma"},     {"gfx90a", "hip_matrix"}, {"gfx942", "hip_matrix"}, {"gfx950", "hip_matrix"},
-      {"gfx1100", "hip_matrix"}, {"gfx1201", "hip_matrix"}};
+      {"sm86", "cuda_mma"},      {"sm89", "cuda_mma"},     {"sm120", "cuda_mma"},    {"sm100", "cuda_mma"},
+      {"gfx90a", "hip_matrix"},  {"gfx942", "hip_matrix"}, {"gfx950", "hip_matrix"}, {"gfx1100", "hip_matrix"},
+      {"gfx1201", "hip_matrix"}};
   for (const auto& [device, kernel] : expected)
     EXPECT_EQ(plan(kDecode, find_device(device).value()).value().kernel, kernel) << device;
 }

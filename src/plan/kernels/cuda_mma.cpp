@@ -8,6 +8,12 @@
 namespace quire::plan_detail {
 namespace {
 
+/// Whether an SM has room for a block with tiles of that role. Devices from sm86 on but for data centers have no room for short
+/// tiles of 16 bits.
+bool fits(Role role, const Problem& p, const Device& device) {
+  return mma_shared_bytes(role, p.head_dim, is_fp8(p.kv_dtype)) <= most_shared_bytes(device.sm);
+}
+
 /// The instances of src/backend/cuda/mma/.
 Reasons mma_refuses(const Problem& problem, const Device& device) {
   Reasons reasons;
@@ -21,6 +27,9 @@ Reasons mma_refuses(const Problem& problem, const Device& device) {
     reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
   if (asks_for_wide_rows(problem)) reasons.push_back(formatted("out is f32, expected {} or fp8_e4m3fn", name(problem.q_dtype)));
   if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
+  if (reasons.empty() && !fits(Role::tall_rows, problem, device))
+    reasons.push_back(formatted("d is {}, which needs {} bytes of shared memory a block, device {} has {}", d,
+                                mma_shared_bytes(Role::tall_rows, d, fp8), device.name, most_shared_bytes(device.sm)));
   refuse_unequal_dims(problem, reasons);
   refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
@@ -28,17 +37,38 @@ Reasons mma_refuses(const Problem& problem, const Device& device) {
   return reasons;
 }
 
-/// Requests of more rows than a tall tile are served by higher tiles, whose weights are rounded, and so are all others that are
-/// not short: one more list would be one more launch.
-std::vector<DeviceList> mma_lists(const Plan& plan) {
-  std::vector<DeviceList> lists = short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles);
-  if (!may_round_weights(plan) || plan.bounds.max_query_len * plan.problem.group() <= kMmaTiles.tall_rows) return lists;
-  DeviceList& prefill = lists.back();
-  prefill.role = Role::prefill;
-  prefill.tile_rows = kMmaPrefillRows;
-  prefill.num_blocks = prefill.target_items =
+/// Prefill's tiles, whose weights are rounded, for the requests that fill them.
+DeviceList mma_prefill(const Plan& plan, std::int64_t min_rows) {
+  DeviceList list = tall_list(plan, rows::cuda_mma, kMmaTiles);
+  list.role = Role::prefill;
+  list.tile_rows = kMmaPrefillRows;
+  list.min_rows = min_rows;
+  list.num_blocks = list.target_items =
       plan.num_threads * mma_prefill_blocks(plan.problem.head_dim, is_fp8(plan.problem.kv_dtype));
-  set_capacities(prefill, plan, {.lowest_tile_rows = prefill.tile_rows});
+  set_capacities(list, plan, {.lowest_tile_rows = list.tile_rows});
+  return list;
+}
+
+/// Short tiles and tall ones, or tall ones alone for groups and devices that short tiles do not suit. Prefill's tiles take all
+/// that short ones leave, as one more list would be one more launch, or what is more than a tall tile.
+std::vector<DeviceList> mma_lists(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const bool has_short = fits(Role::short_rows, p, plan.device) && p.group() <= kMmaTiles.short_rows;
+  std::vector<DeviceList> lists;
+  if (has_short) {
+    lists = short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles);
+  } else {
+    lists = {tall_list(plan, rows::cuda_mma, kMmaTiles)};
+    set_capacities(lists[0], plan, {.lowest_tile_rows = lists[0].tile_rows});
+  }
+  const bool fills_tiles = plan.bounds.max_query_len * p.group() > kMmaTiles.tall_rows;
+  if (!fills_tiles || !may_round_weights(plan) || !fits(Role::prefill, p, plan.device)) return lists;
+  if (has_short) {
+    lists.back() = mma_prefill(plan, lists.back().min_rows);
+  } else {
+    lists[0].max_rows = kMmaTiles.tall_rows;
+    lists.push_back(mma_prefill(plan, lists[0].max_rows));
+  }
   return lists;
 }
 

@@ -6,12 +6,31 @@
 
 namespace quire::plan_detail {
 
-/// Two blocks of up to 112 KiB of shared memory and 255 registers a thread fill an SM.
+/// Eight warps of up to 255 registers a thread fill an SM. Where shared memory has room for one block alone, the other one finds
+/// what the first leaves.
 inline constexpr ShortAndTall kMmaTiles = {.short_rows = 8, .tall_rows = 64, .tile_keys = 64, .blocks_per_unit = 2};
+
 /// Tiles of prefill, whose weights are rounded, and the blocks of them that fill an SM with eight warps: a warp has 32 rows, or
 /// 16 where it has no registers for more (head_dim 256) or converts keys and values.
 inline constexpr std::int64_t kMmaPrefillRows = 128;
 constexpr std::int64_t mma_prefill_blocks(std::int64_t head_dim, bool fp8) { return head_dim == 256 || fp8 ? 1 : 2; }
+
+/// Shared memory of a block, bytes; no more than the body has (define_instance.h compares). A number that is too small lets a
+/// plan have a list whose launch fails.
+constexpr std::int64_t mma_shared_bytes(Role role, std::int64_t head_dim, bool fp8) {
+  constexpr std::int64_t kShort[2][3] = {{119'952, 113'296, 219'792}, {102'544, 100'496}};  // head_dim 64, 128, 256
+  constexpr std::int64_t kTall[2][3] = {{33'944, 58'520, 107'672}, {42'128, 74'896}};
+  constexpr std::int64_t kPrefill[2][3] = {{43'160, 75'928, 147'608}, {57'488, 98'448}};
+  const auto& of_role = role == Role::short_rows ? kShort : role == Role::prefill ? kPrefill : kTall;
+  return of_role[fp8 ? 1 : 0][head_dim / 128];
+}
+
+/// Most shared memory of a block, bytes, by compute capability (CUDA Programming Guide, "Compute Capabilities", technical
+/// specifications). An unknown one is taken for a small one.
+constexpr std::int64_t most_shared_bytes(int sm) {
+  if (sm == 80 || sm == 87) return 163 << 10;
+  return sm >= 90 && sm < 120 ? 227 << 10 : 99 << 10;
+}
 
 /// Whether cuda_mma takes what cuda_sm90 does not, of that row's types: it has no instance for an 8-bit query.
 inline bool has_mma_instance(const Problem& p) {

@@ -19,16 +19,25 @@ struct Launches {
     kernel<<<launch.blocks, Body::kThreads, kShared, launch.stream>>>(args, launch.whole_chunks);
     return cudaGetLastError();
   }
+  /// The plan's number for the shared memory of a body.
+  template <typename Body, plan_detail::Role kRole>
+  static constexpr bool kHasPlannedRoom =
+      sizeof(typename Body::Shared) == plan_detail::mma_shared_bytes(kRole, kDim, kCacheBytes == 1);
+
   static cudaError_t attend_short(const gpu::AttendArgs& args, const Launch& launch) {
-    return start<Short<T, kDim, kCacheBytes, Source>>(mma::attend_short<T, kDim, kCacheBytes, Source>, args, launch);
+    using Body = Short<T, kDim, kCacheBytes, Source>;
+    static_assert(kHasPlannedRoom<Body, plan_detail::Role::short_rows>);
+    return start<Body>(mma::attend_short<T, kDim, kCacheBytes, Source>, args, launch);
   }
   template <Weights kWeights>
   static cudaError_t attend_tall(const gpu::AttendArgs& args, const Launch& launch) {
     using Body = Tall<T, kDim, kCacheBytes, Source, kWeights>;
+    using plan_detail::Role;
     constexpr bool kRounded = kWeights == Weights::rounded;
     static_assert(Body::kRows == (kRounded ? plan_detail::kMmaPrefillRows : plan_detail::kMmaTiles.tall_rows));
     static_assert(Body::kBlocks ==
                   (kRounded ? plan_detail::mma_prefill_blocks(kDim, kCacheBytes == 1) : plan_detail::kMmaTiles.blocks_per_unit));
+    static_assert(kHasPlannedRoom < Body, kRounded ? Role::prefill : Role::tall_rows >);
     return start<Body>(mma::attend_tall<Body>, args, launch);
   }
   static constexpr Instance kAll = {attend_short, attend_tall<Weights::exact>, attend_tall<Weights::rounded>};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One file per query type, head_dim and cache element size instantiates the kernels (short tiles, and tall ones with exact and with
-// rounded weights) and exports their launches; those of packed caches are a file for each type and element size. Instance budget:
-// 2 query types x (head_dim 64, 128, 256 for 16-bit caches + 64, 128 for fp8) x 3 tile shapes x (rows and packed) = 60 kernels. All
-// else is a run-time value, the fp8 format included.
+// One file per query type, head_dim and cache element size instantiates the kernels (short tiles, and tall ones with exact and
+// with rounded weights) and exports their launches; those of packed caches are a file for each type and element size. Instance
+// budget: 2 query types x (head_dim 64, 128, 256 for 16-bit caches + 64, 128 for fp8) x 3 tile shapes x (rows and packed) = 60
+// kernels. All else is a run-time value, the fp8 format included.
 #pragma once
 
 #include <cuda_runtime_api.h>
