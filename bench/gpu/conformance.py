@@ -308,7 +308,7 @@ def summary(verdicts: "list[dict]", refusable: "re.Pattern | None" = None) -> di
     cases = [case for case in every if not (case["status"] == "refused" and refusable and refusable.search(case["line"]))]
     matrices = [matrix for verdict in verdicts for matrix in verdict["matrices"]]
     result = {
-        "verdict": "pass" if all(case["status"] == "pass" for case in cases) else "fail",
+        "verdict": "pass" if cases and all(case["status"] == "pass" for case in cases) else "fail",
         "cases": dict(collections.Counter(case["status"] for case in cases)),
         "left_out": len(every) - len(cases),
         "served_by": dict(collections.Counter(case["kernel"] or "none" for case in cases)),
@@ -348,7 +348,8 @@ def self_test() -> int:
         "a part that notices what another does not": passes(verdict("pass", False), verdict("pass", True)),
         "a case that fails": not passes(verdict("pass", True), verdict("fail", True)),
         "a case that is refused": not passes(verdict("refused", True)),
-        "a refusal that may be": passes(verdict("refused", True), refusable="l"),
+        "a refusal that may be": passes(verdict("pass", True), verdict("refused", True), refusable="l"),
+        "refusals alone": not passes(verdict("refused", True), refusable="l"),
         "a failure where a refusal may be": not passes(verdict("fail", True), refusable="l"),
         "a fault that nobody notices": not passes(verdict("pass", False), verdict("pass", False)),
         "a fault that no case can show": passes(verdict("pass", False, can_show=False)),

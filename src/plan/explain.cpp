@@ -97,6 +97,13 @@ std::string prediction_text(const Plan& plan) {
   return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
 }
 
+std::string rounding_text(const Plan& p, const plan_detail::DeviceList& list) {
+  const plan_detail::Body& body = plan_detail::body_of(list);
+  if (!body.rounds_weights) return "";
+  const bool f16 = body.f16_weights_over_codes && is_fp8(p.problem.kv_dtype);
+  return formatted("; weights rounded to {}", name(f16 ? DType::f16 : p.problem.q_dtype));
+}
+
 std::string device_plan_text(const Plan& p, const std::string& decode_reason) {
   std::string text = formatted("plan      {}\n", to_string(p));
   if (!decode_reason.empty()) text += formatted("decode    {}\n", decode_reason);
@@ -104,14 +111,10 @@ std::string device_plan_text(const Plan& p, const std::string& decode_reason) {
                     p.bounds.num_reqs, p.bounds.num_tokens, p.bounds.max_query_len, p.bounds.max_seq_len);
   for (const std::string& assumption : p.assumptions) text += formatted("assumes   {}\n", assumption);
   for (const plan_detail::DeviceList& list : p.work().lists) {
-    text +=
-        formatted("tiles     {} score rows (query rows x {} group{}) by {} keys, on {} blocks{}{}{}\n", list.tile_rows,
-                  p.problem.group(), list.heads > 1 ? formatted(" x {} KV heads", list.heads) : "", list.tile_keys,
-                  list.num_blocks, list.cluster > 1 ? formatted(" in clusters of {}", list.cluster) : "",
-                  plan_detail::body_of(list).rounds_weights
-                      ? formatted("; weights rounded to {}", name(is_fp8(p.problem.kv_dtype) ? DType::f16 : p.problem.q_dtype))
-                      : "",
-                  list.beside ? "; at the same time as the list before it" : "");
+    text += formatted("tiles     {} score rows (query rows x {} group{}) by {} keys, on {} blocks{}{}{}\n", list.tile_rows,
+                      p.problem.group(), list.heads > 1 ? formatted(" x {} KV heads", list.heads) : "", list.tile_keys,
+                      list.num_blocks, list.cluster > 1 ? formatted(" in clusters of {}", list.cluster) : "",
+                      rounding_text(p, list), list.beside ? "; at the same time as the list before it" : "");
     text += formatted(
         "splits    {}: at most {} slices, {} merges, {} partial tiles\n",
         list.split_keys > 0 ? formatted("every {} keys", list.split_keys) : formatted("for about {} items", list.target_items),

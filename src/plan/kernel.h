@@ -41,6 +41,7 @@ struct Body {
   std::int64_t run_tokens = 1;  ///< tokens of a page that are copied together; other pages, token by token, have other costs
   bool own_packed = false;      ///< packed caches are copied in another way, for which costs of other layouts do not stand
   bool rounds_weights = false;  ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
+  bool f16_weights_over_codes = false;  ///< over fp8 caches to f16, whatever the query's type; else to the query's type
   bool deals_itself() const { return shares.least > 0; }
 };
 

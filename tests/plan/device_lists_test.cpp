@@ -342,6 +342,7 @@ TEST(DeviceLists, PromptsOfCudaMmaAreRounded) {
   EXPECT_EQ(mma_lists_of("heads=32:8 d=128 reqs=3x1@700,16@5", "sm80"), (Lists{decode, tall}));
   EXPECT_EQ(mma_lists_of("heads=32:8 d=128 reqs=3x1@700,17@5", "sm80", {.exact_weights = true}), (Lists{decode, tall}));
   EXPECT_EQ(mma_lists_of("heads=32:1 d=64 reqs=3x1@700,3@5", "sm80"), (Lists{few, prefill(64, 2)}));
+  EXPECT_EQ(mma_lists_of("heads=71:1 d=64 reqs=3x1@700,3@5", "sm80"), (Lists{prefill(0, 2)}));
   EXPECT_EQ(mma_lists_of("heads=32:8 d=256 reqs=100@5", "sm100"), (Lists{decode, prefill(8, 1)}));
   EXPECT_EQ(mma_lists_of("kv=fp8_e4m3fn heads=32:8 d=64 reqs=100@5", "sm80"), (Lists{decode, prefill(8, 1)}));
   const Plan p =
@@ -350,8 +351,8 @@ TEST(DeviceLists, PromptsOfCudaMmaAreRounded) {
   EXPECT_TRUE(rounds_weights(p, 3));
 }
 
-// Of devices that are not for data centers an SM has 99 KiB for a block: too little for short tiles of 16 bits, and for tiles of
-// head_dim 256. An A100 has 163, too little for short tiles of head_dim 256.
+// An SM of sm86, sm89 and sm120 has 99 KiB for a block: too little for short tiles, but for those of head_dim 128 over fp8, and
+// for tiles of head_dim 256. An A100 has 163, too little for short tiles of head_dim 256.
 TEST(DeviceLists, TilesOfCudaMmaFitTheDevice) {
   const MmaList every{Role::tall_rows, 0, kAnyRows, 2}, few{Role::tall_rows, 0, 64, 2};
   using Lists = std::vector<MmaList>;
@@ -360,6 +361,8 @@ TEST(DeviceLists, TilesOfCudaMmaFitTheDevice) {
     EXPECT_EQ(mma_lists_of("heads=32:8 d=64 reqs=64x1@700,50@7", device), (Lists{few, {Role::prefill, 64, kAnyRows, 2}}));
     EXPECT_EQ(mma_lists_of("kv=fp8_e4m3fn heads=32:8 d=128 reqs=64x1@700,50@7", device),
               (Lists{{Role::short_rows, 0, 8, 2}, {Role::prefill, 8, kAnyRows, 1}}));
+    EXPECT_EQ(mma_lists_of("kv=fp8_e5m2 heads=32:8 d=64 reqs=64x1@700,50@7", device),
+              (Lists{few, {Role::prefill, 64, kAnyRows, 1}}));
     const Problem wide = parse_problem_line("q=bf16 page=16 heads=16:2 d=256 reqs=64x1@700")->problem;
     EXPECT_EQ(plan(wide, find_device(device).value())->kernel, "cuda_generic");
     const Result<Plan> forced = plan(wide, find_device(device).value(), {.kernel = "cuda_mma"});

@@ -8,8 +8,8 @@
 namespace quire::plan_detail {
 namespace {
 
-/// Whether an SM has room for a block with tiles of that role. Devices from sm86 on but for data centers have no room for short
-/// tiles of 16 bits.
+/// Whether an SM has room for a block with tiles of that role. sm86, sm89 and sm120 have none for short tiles, but for those of
+/// head_dim 128 over fp8.
 bool fits(Role role, const Problem& p, const Device& device) {
   return mma_shared_bytes(role, p.head_dim, is_fp8(p.kv_dtype)) <= most_shared_bytes(device.sm);
 }
@@ -49,8 +49,9 @@ DeviceList mma_prefill(const Plan& plan, std::int64_t min_rows) {
   return list;
 }
 
-/// Short tiles and tall ones, or tall ones alone for groups and devices that short tiles do not suit. Prefill's tiles take all
-/// that short ones leave, as one more list would be one more launch, or what is more than a tall tile.
+/// Short tiles and tall ones, or tall ones alone for groups and devices that short tiles do not suit. Beside short tiles, prefill
+/// takes all the rest: a third list would be a launch more. Without them it takes requests of more rows than a tall tile, which
+/// are all where the group has more.
 std::vector<DeviceList> mma_lists(const Plan& plan) {
   const Problem& p = plan.problem;
   const bool has_short = fits(Role::short_rows, p, plan.device) && p.group() <= kMmaTiles.short_rows;
@@ -63,6 +64,7 @@ std::vector<DeviceList> mma_lists(const Plan& plan) {
   }
   const bool fills_tiles = plan.bounds.max_query_len * p.group() > kMmaTiles.tall_rows;
   if (!fills_tiles || !may_round_weights(plan) || !fits(Role::prefill, p, plan.device)) return lists;
+  if (p.group() > kMmaTiles.tall_rows) return {mma_prefill(plan, 0)};
   if (has_short) {
     lists.back() = mma_prefill(plan, lists.back().min_rows);
   } else {

@@ -15,7 +15,7 @@ inline constexpr ShortAndTall kMmaTiles = {.short_rows = 8, .tall_rows = 64, .ti
 inline constexpr std::int64_t kMmaPrefillRows = 128;
 constexpr std::int64_t mma_prefill_blocks(std::int64_t head_dim, bool fp8) { return head_dim == 256 || fp8 ? 1 : 2; }
 
-/// Shared memory of a block, bytes; no more than the body has (define_instance.h compares). A number that is too small lets a
+/// Shared memory of a block, bytes: what the body has (define_instance.h compares). A number that is too small lets a
 /// plan have a list whose launch fails.
 constexpr std::int64_t mma_shared_bytes(Role role, std::int64_t head_dim, bool fp8) {
   constexpr std::int64_t kShort[2][3] = {{119'952, 113'296, 219'792}, {102'544, 100'496}};  // head_dim 64, 128, 256

@@ -389,7 +389,8 @@ constexpr Body kSm90Bodies[] = {
      .blocks_per_unit = 2,
      .matrix_rows = kSm90.prefill_pair * PrefillTile::kGroupRows,
      .own_tiles_dim = 256,
-     .rounds_weights = true}};
+     .rounds_weights = true,
+     .f16_weights_over_codes = true}};
 /// Source: docs/lab/2026-11-22-hopper-decode.md and hopper-prefill.md (H200), 2026-11-26-predicted.md (H100). A wrong value makes
 /// a predicted time wrong, no plan. Those of clusters and of prefill at head_dim 64 on an H200 are an H100's: none was timed
 /// there. The row for 512 counts 128 rows a tile, which each block of a pair has.

@@ -16,7 +16,6 @@
 
 namespace quire::cuda::mma {
 
-/// Source: TileSource or PackedSource.
 /// Precision of the softmax weights in their product with V.
 enum class Weights {
   exact,    ///< two 16-bit parts (fold_tile.h), and tiles of 64 rows, which decode rows of large groups fill better
@@ -82,8 +81,9 @@ struct Tall {
     }
   }
 
-  /// Keys whose places are looked up at a time, an entry a thread; a multiple of kKeys.
+  /// Keys whose places are looked up at a time, an entry a thread; a multiple of kKeys and a power of 2.
   __device__ static constexpr int window(bool blocks) { return kThreads * (blocks ? Source::kBlockKeys : 1); }
+  __device__ static constexpr int place_in_window(int first, bool blocks) { return first & (window(blocks) - 1); }
 
   /// Looks up where the keys of the window at `first`, a multiple of its size, lie, for loads after the next barrier.
   __device__ void look_up(int first, bool blocks) const {
@@ -180,14 +180,14 @@ struct Tall {
   template <Pass kPass, typename Arrive>
   __device__ void fold(Rows<kM, kDim>& rows, const RowContext& context, const KeyTile& tile, const Logits& logits,
                        Arrive&& arrive) const {
-    const bool seen = tile.first < context.span.any_end && tile.first + kKeys > context.span.any_begin;
+    const bool seen = tile.first < context.span.any_end && context.span.any_begin - tile.first < kKeys;
     float s[kM][kKeys / 8][4];
     const QueryInShared<kDim> query{shared.query + threadIdx.x / 32 * 16 * kM * kPitch<kDim>};
     if (seen) multiply_scores<T, kM, kDim, kKeys, kAhead>(s, query, tile.k);
     arrive();
     if (seen) {
       const float factor = finish_scores < 2, kM, kKeys, true, kPass != Pass::plain > (s, context, tile, logits);
-      fold_weights<T, 2, kM, kDim, kKeys>(s, rows, factor);
+      fold_weights<T, 2, kM, kDim, kKeys, true>(s, rows, factor);
     }
     if (Source::kPacked && tile.by_dims)
       fold_values<kPass>(s, rows, context, tile, seen, DimValues<kDim, kKeys>(tile.v));
@@ -202,16 +202,17 @@ struct Tall {
     if (kConvert && segment.fresh) return run_fresh<kPass>(rows, context);
     const int begin = segment.begin / kKeys * kKeys, end = segment.end;
     const bool blocks = source.by_blocks();
-    look_up(begin / window(blocks) * window(blocks), blocks);
+    look_up(begin - place_in_window(begin, blocks), blocks);
     __syncthreads();
     load_keys(begin, blocks);
 #pragma unroll 1
-    for (int first = begin; first < end; first += kKeys) {
+    for (int first = begin;; first += kKeys) {  // first + kKeys may be beyond an int
+      const bool more = end - first > kKeys;
       ptx::wait_copies<0>();
       __syncthreads();  // the keys are there for all; nobody reads the values of the tile before any more
       load_values(first, blocks);
-      if (first == begin || first % window(blocks) == 0) look_up((first / window(blocks) + 1) * window(blocks), blocks);
-      const bool more = first + kKeys < end;
+      const int to_next = window(blocks) - place_in_window(first, blocks);
+      if ((first == begin || to_next == window(blocks)) && end - first > to_next) look_up(first + to_next, blocks);
       if constexpr (kConvert) {
         convert_keys();
         if (more) load_keys(first + kKeys, blocks);
@@ -227,6 +228,7 @@ struct Tall {
         convert_values();
         patch(first);
       });
+      if (!more) break;
     }
     __syncthreads();
     scale_values(rows, segment.v_scale);
@@ -237,10 +239,12 @@ struct Tall {
   __device__ void run_fresh(Rows<kM, kDim>& rows, const RowContext& context) const {
     const Segment& segment = shared.segment;
     const bool blocks = source.by_blocks();
+    const int begin = segment.begin / kKeys * kKeys;
 #pragma unroll 1
-    for (int first = segment.begin / kKeys * kKeys; first < segment.end; first += kKeys) {
+    for (int first = begin;; first += kKeys) {
       __syncthreads();
-      look_up(first / window(blocks) * window(blocks), blocks);
+      const int place = place_in_window(first, blocks);
+      if (first == begin || place == 0) look_up(first - place, blocks);
       __syncthreads();
       load<2, kPitchBytes, true>(shared.k, first, blocks);
       load<2, kPitchBytes, false>(shared.v, first, blocks);
@@ -248,6 +252,7 @@ struct Tall {
       ptx::wait_copies<0>();
       __syncthreads();
       fold<kPass>(rows, context, {shared.k, shared.v, first, segment.begin, segment.end}, segment.logits, [] {});
+      if (segment.end - first <= kKeys) break;
     }
     __syncthreads();
   }

@@ -2,7 +2,7 @@
 // One tile of keys folded into the rows of a warp: scores on the tensor cores, online softmax, weights times values on the
 // tensor cores. (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.)
 //
-// Weights enter the second product in two 16-bit parts, p = hi + lo, off by at most 2^-16 p in bf16 and 2^-22 p in f16
+// Exact weights enter the second product in two 16-bit parts, p = hi + lo, off by at most 2^-16 p in bf16 and 2^-22 p in f16
 // (numerics.md, "left unpaid"). Where a warp has no more than 8 rows, both parts go
 // through one product: rows 0-7 of the matrix unit hold hi, rows 8-15 hold lo (kHalves = 1).
 #pragma once
@@ -163,13 +163,18 @@ __device__ inline float finish_scores(float (&s)[kM][kKeys / 8][4], const RowCon
   else
     scale<kHalves, kM, kKeys>(s, logits.base2);
   const bool whole =
-      tile.first >= max(rows.span.full_begin, tile.begin) && tile.first + kKeys <= min(rows.span.full_end, tile.end);
+      tile.first >= max(rows.span.full_begin, tile.begin) && min(rows.span.full_end, tile.end) - tile.first >= kKeys;
   if (!whole) mask<kHalves, kM, kKeys>(s, rows, tile);
   return left;
 }
 
-/// Logits over `factor` to weights relative to the new maximum (times 2^kWeightShift); rows.acc and rows.sum follow.
-template <typename T, int kHalves, int kM, int kDim, int kKeys>
+/// Largest absolute maximum of a row whose weights are 2^(s factor - maximum) by one fused operation. The maximum is a rounded
+/// product: beyond, it may be off by so much that weights overflow, or all are 0.
+inline constexpr float kMostFused = 0x1p20f;
+
+/// Logits over `factor` to weights relative to the new maximum (times 2^kWeightShift); rows.acc and rows.sum follow. A row's bits
+/// depend on the row alone. kFuses: `factor` may differ from 1.
+template <typename T, int kHalves, int kM, int kDim, int kKeys, bool kFuses = false>
 __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, float factor) {
   float rescale[kM][2];
   bool moved = false;
@@ -183,7 +188,17 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
       const float top = fmaxf(rows.max[m][h], most * factor);
-      const float base = semantics::base_of(top) - T::kWeightShift;
+      float base = semantics::base_of(top) - T::kWeightShift, left = factor;
+      if (kFuses && fabsf(top) > kMostFused) {
+#pragma unroll
+        for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {  // __fmul_rn is fused with nothing
+            float& x = s[m][i][2 * h + e];
+            x = __fmul_rn(x, factor) - semantics::base_of(top) + T::kWeightShift;
+          }
+        base = 0.0f, left = 1.0f;
+      }
       rescale[m][h] = semantics::weight_in<ptx::Exp2>(rows.max[m][h], top);
       moved |= rows.max[m][h] != top;
       rows.max[m][h] = top;
@@ -192,10 +207,10 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          s[m][i][2 * h + e] = ptx::exp2_approx(fmaf(s[m][i][2 * h + e], factor, -base));
+          s[m][i][2 * h + e] = ptx::exp2_approx(fmaf(s[m][i][2 * h + e], left, -base));
           sum += s[m][i][2 * h + e];
         }
-      rows.sum[m][h] = rows.sum[m][h] * rescale[m][h] + sum;
+      rows.sum[m][h] = fmaf(rows.sum[m][h], rescale[m][h], sum);  // the same bits in every pass
     }
   if (!__any_sync(~0u, moved)) return;  // an unmoved maximum rescales by exactly 1
 #pragma unroll

@@ -64,7 +64,7 @@ struct PackedSource : TileSource<kCacheBytes> {
 
   /// Finds the 8 aligned keys that begin at `position`, if the segment [begin, end) has cached keys among them.
   __device__ BlockOffsets block(int position, int begin, int end) const {
-    if (position + kBlockKeys <= begin || position >= min(end, item.lengths.cached_len)) return {};
+    if (position <= begin - kBlockKeys || position >= min(end, item.lengths.cached_len)) return {};
     const std::int64_t id = this->page(position), offset = position % a.page_size;
     return {a.cache_k.strides.row(id, item.kv_head, offset), a.cache_v.strides.row(id, item.kv_head, offset)};
   }
@@ -84,7 +84,7 @@ struct PackedSource : TileSource<kCacheBytes> {
       if (some_fresh && seen && position >= item.lengths.cached_len) from = this->fresh_row(a.key, position) + chunk * 16;
       ptx::copy_async_16(tile + key * kPitch + chunk * 16, from, seen ? 16 : 0);
     };
-    if (kCacheBytes == 2 && first + kKeys > item.lengths.cached_len) {  // few tiles: small code rather than fast
+    if (kCacheBytes == 2 && item.lengths.cached_len - first < kKeys) {  // few tiles: small code rather than fast
 #pragma unroll 1
       for (int i = 0; i < kPieces; i += kThreads) copy(i + thread, true);
     } else {
@@ -116,7 +116,7 @@ struct PackedSource : TileSource<kCacheBytes> {
   /// Whether the tile needs patch(): its copies bring tokens that no row sees or that are not cached, and no rows of `value`.
   template <int kKeys>
   __device__ bool needs_patch(int first, int begin, int end) const {
-    return first < begin || first + kKeys > min(end, item.lengths.cached_len);
+    return first < begin || min(end, item.lengths.cached_len) - first < kKeys;
   }
   /// Writes this step's values, and zeros, into the columns of tokens that are not cached in the segment. Copies are complete.
   template <int kDim, int kKeys, int kThreads>

@@ -48,7 +48,7 @@ struct TileSource {
 
   /// Offsets of the block that begins at `position`, if the segment [begin, end) has cached keys of that block.
   __device__ BlockOffsets block(int position, int begin, int end) const {
-    if (position + 15 < begin || position >= min(end, item.lengths.cached_len)) return {};
+    if (position < begin - 15 || position >= min(end, item.lengths.cached_len)) return {};
     const std::int64_t id = page(position), offset = position % a.page_size;
     return {a.cache_k.strides.row(id, item.kv_head, offset), a.cache_v.strides.row(id, item.kv_head, offset)};
   }
@@ -81,7 +81,7 @@ struct TileSource {
       const int position = first + key;
       ptx::copy_async_16(tile + key * kPitch + chunk * 16, from, position >= begin && position < end ? 16 : 0);
     };
-    if (kBytes == 2 && first + kKeys > item.lengths.cached_len) {  // few tiles have fresh rows: small code rather than fast
+    if (kBytes == 2 && item.lengths.cached_len - first < kKeys) {  // few tiles have fresh rows: small code rather than fast
 #pragma unroll 1
       for (int key = row; key < kKeys; key += kRowsPerPass) {
         const Byte* from = block_start(key / 16) + key % 16 * token;
