@@ -6,8 +6,8 @@
 
 namespace quire::plan_detail {
 
-/// Eight warps of up to 255 registers a thread fill an SM. Where shared memory has room for one block alone, the other one finds
-/// what the first leaves.
+/// Eight warps of up to 255 registers a thread fill an SM. Where shared memory has room for one block of the two, the second
+/// block starts when the first one ends, and draws the items that are left.
 inline constexpr ShortAndTall kMmaTiles = {.short_rows = 8, .tall_rows = 64, .tile_keys = 64, .blocks_per_unit = 2};
 
 /// Tiles of prefill, whose weights are rounded, and the blocks of them that fill an SM with eight warps: a warp has 32 rows, or

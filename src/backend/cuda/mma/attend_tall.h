@@ -22,11 +22,12 @@ enum class Weights {
   rounded,  ///< one 16-bit number (numerics.md, "Rounded weights"), and tiles of 128 rows
 };
 
-/// What a pass over the keys can do besides scaled dot products. A pass has no registers for what it cannot do.
+/// Abilities of a pass over the keys. Each kind of pass is code of its own, as registers do not suffice for all abilities at
+/// once.
 enum class Pass {
-  plain,
-  scored,   ///< soft caps and ALiBi
-  careful,  ///< both, and infinities and NaN among the values are kept from rows that do not see them
+  plain,    ///< scores are scaled dot products
+  scored,   ///< soft caps and ALiBi, too
+  careful,  ///< the abilities of scored; infinities and NaN among the values are kept from rows that do not see them
 };
 
 /// Source: TileSource or PackedSource.
@@ -83,6 +84,7 @@ struct Tall {
 
   /// Keys whose places are looked up at a time, an entry a thread; a multiple of kKeys and a power of 2.
   __device__ static constexpr int window(bool blocks) { return kThreads * (blocks ? Source::kBlockKeys : 1); }
+  /// Keys between the begin of the window that holds key `first` and this key.
   __device__ static constexpr int place_in_window(int first, bool blocks) { return first & (window(blocks) - 1); }
 
   /// Looks up where the keys of the window at `first`, a multiple of its size, lie, for loads after the next barrier.
