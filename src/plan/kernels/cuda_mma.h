@@ -18,9 +18,9 @@ constexpr std::int64_t mma_prefill_blocks(std::int64_t head_dim, bool fp8) { ret
 /// Shared memory of a block, bytes: what the body has (define_instance.h compares). A number that is too small lets a
 /// plan have a list whose launch fails.
 constexpr std::int64_t mma_shared_bytes(Role role, std::int64_t head_dim, bool fp8) {
-  constexpr std::int64_t kShort[2][3] = {{119'952, 113'296, 219'792}, {102'544, 100'496}};  // head_dim 64, 128, 256
-  constexpr std::int64_t kTall[2][3] = {{33'944, 58'520, 107'672}, {42'128, 74'896}};
-  constexpr std::int64_t kPrefill[2][3] = {{43'160, 75'928, 147'608}, {57'488, 98'448}};
+  constexpr std::int64_t kShort[2][3] = {{120'080, 113'424, 219'920}, {102'672, 100'624}};  // head_dim 64, 128, 256
+  constexpr std::int64_t kTall[2][3] = {{34'968, 59'544, 108'696}, {43'152, 75'920}};
+  constexpr std::int64_t kPrefill[2][3] = {{45'208, 77'976, 149'656}, {59'536, 100'496}};
   const auto& of_role = role == Role::short_rows ? kShort : role == Role::prefill ? kPrefill : kTall;
   return of_role[fp8 ? 1 : 0][head_dim / 128];
 }

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/mma/instance.h"
+#include "backend/cuda/mma/items.h"
 #include "backend/cuda/mma/packed_source.h"
 #include "backend/cuda/mma/segments.h"
 #include "backend/cuda/mma/tile_source.h"
@@ -46,6 +48,7 @@ struct Short {
       Results results;
     };
     Item items[2];  ///< the one at hand and the next
+    ScoreRow score_rows[kRows];
     Segment segment;
   };
 
@@ -55,13 +58,15 @@ struct Short {
   Source source;
   bool careful = false;  ///< infinities and NaN among the values are kept from rows that do not see them
 
-  __device__ Short(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
-      : a(args), shared(memory), item(work), source{args, work, whole_chunks} {}
+  __device__ Short(const gpu::AttendArgs& args, Shared& memory, const Item& work, const Access& access)
+      : a(args), shared(memory), item(work), source{args, work, access.whole_chunks} {}
 
   /// Straight from memory in the layout of the operand: rows 0-7, and the same again as rows 8-15.
   __device__ void load_query(QueryInRegisters<kDim>& query) const {
     const int lane = threadIdx.x % 32;
-    const auto* from = reinterpret_cast<const std::uint16_t*>(source.query_row(item.slice.row_begin + lane / 4));
+    const int row = lane / 4;
+    const bool exists = item.slice.row_begin + row < item.slice.row_end;
+    const auto* from = reinterpret_cast<const std::uint16_t*>(shared.score_rows[row].query);
     const semantics::KvStrides& s = a.query.strides;
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)
@@ -69,22 +74,25 @@ struct Short {
       for (int half = 0; half < 2; ++half) {
         const int dim = step * 16 + half * 8 + lane % 4 * 2;
         std::uint32_t pair = 0;
-        if (from != nullptr && source.whole_chunks) pair = *reinterpret_cast<const std::uint32_t*>(from + dim);
-        if (from != nullptr && !source.whole_chunks)
-          pair = from[dim * s.dim] | static_cast<std::uint32_t>(from[(dim + 1) * s.dim]) << 16;
+        if (exists && source.whole_chunks) pair = *reinterpret_cast<const std::uint32_t*>(from + dim);
+        if (exists && !source.whole_chunks) pair = from[dim * s.dim] | static_cast<std::uint32_t>(from[(dim + 1) * s.dim]) << 16;
         query.a[step][2 * half] = query.a[step][2 * half + 1] = pair;
       }
   }
 
-  /// Lane b holds the offsets of block b of the tile.
-  __device__ BlockOffsets blocks_of(int tile, const Segment& segment) const {
+  /// Lane b holds the start of block b of the tile.
+  __device__ BlockStarts blocks_of(int tile, const Segment& segment) const {
     const int lane = threadIdx.x % 32;
     return lane < kKeys / Source::kBlockKeys ? source.block(tile * kKeys + lane * Source::kBlockKeys, segment.begin, segment.end)
-                                             : BlockOffsets{};
+                                             : BlockStarts{};
+  }
+  template <typename Pointer>
+  __device__ static Pointer of_lane(Pointer mine, int lane) {
+    return reinterpret_cast<Pointer>(__shfl_sync(~0u, reinterpret_cast<std::uint64_t>(mine), lane));
   }
 
   template <int kBytes, int kPitchOfRow>
-  __device__ void load(void* k, void* v, int tile, const BlockOffsets& mine, bool blocks, const Segment& segment) const {
+  __device__ void load(void* k, void* v, int tile, const BlockStarts& mine, bool blocks, const Segment& segment) const {
     auto* keys = static_cast<Byte*>(k);
     auto* values = static_cast<Byte*>(v);
     const int lane = threadIdx.x % 32;
@@ -92,13 +100,10 @@ struct Short {
       if (source.is_packed(tile * kKeys)) return load_packed<kPitchOfRow>(keys, values, tile * kKeys, mine, segment);
     }
     if (blocks) {
-      const auto offsets = [&](int block) -> BlockOffsets {
-        return {__shfl_sync(~0u, mine.k, block), __shfl_sync(~0u, mine.v, block)};
-      };
       source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, 32>(keys, true, tile * kKeys, segment.begin, segment.end,
-                                                                           lane, offsets);
-      source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, 32>(values, false, tile * kKeys, segment.begin,
-                                                                           segment.end, lane, offsets);
+                                                                           lane, [&](int b) { return of_lane(mine.k, b); });
+      source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, 32>(
+          values, false, tile * kKeys, segment.begin, segment.end, lane, [&](int b) { return of_lane(mine.v, b); });
       return;
     }
     constexpr int kChunks = kDim * kBytes / 16;
@@ -112,12 +117,12 @@ struct Short {
   }
 
   template <int kPitchOfRow>
-  __device__ void load_packed(Byte* keys, Byte* values, int first, const BlockOffsets& mine, const Segment& segment) const {
+  __device__ void load_packed(Byte* keys, Byte* values, int first, const BlockStarts& mine, const Segment& segment) const {
     const int lane = threadIdx.x % 32;
-    const auto offsets = [&](int block) -> BlockOffsets { return {__shfl_sync(~0u, mine.k, block), 0}; };
-    source.template copy_keys<kDim, kKeys, kPitchOfRow, 32>(keys, first, segment.begin, segment.end, lane, offsets);
+    const auto start_of_keys = [&](int block) { return of_lane(mine.k, block); };
+    source.template copy_keys<kDim, kKeys, kPitchOfRow, 32>(keys, first, segment.begin, segment.end, lane, start_of_keys);
     source.template copy_values<kDim, kKeys, 32>(values, first, segment.begin, segment.end, lane,
-                                                 __shfl_sync(~0u, mine.v, lane % (kKeys / 8)));
+                                                 of_lane(mine.v, lane % (kKeys / 8)));
   }
 
   /// The stage as 16-bit rows of keys, and of values or their dims.
@@ -178,23 +183,31 @@ struct Short {
       fold_values(s, rows, context, tile, RowValues<kDim>(tile.v));
   }
 
-  /// Folds the segment's tiles. The position of a tile alone decides which warp folds it.
-  __device__ void run_segment(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query) const {
+  /// Folds the segment's tiles. The position of a tile alone decides which warp folds it. Calls meanwhile() behind the first
+  /// copies.
+  template <typename Meanwhile>
+  __device__ void run_segment(Rows<1, kDim>& rows, const RowContext& context, const QueryInRegisters<kDim>& query,
+                              Meanwhile&& meanwhile) const {
     const Segment segment = shared.segment;
-    if (segment.begin >= segment.end) return;
+    if (segment.begin >= segment.end) return meanwhile();
     const int warp = threadIdx.x / 32, begin = segment.begin / kKeys, end = (segment.end + kKeys - 1) / kKeys;
     const int first = begin + ((warp - begin) % kWarps + kWarps) % kWarps;
     const bool blocks = source.by_blocks();
-    if (kConvert && segment.fresh) return run_fresh(rows, context, query, segment, first, end);
+    if (kConvert && segment.fresh) {
+      meanwhile();
+      return run_fresh(rows, context, query, segment, first, end);
+    }
     Stage* stages = shared.loop.stages[warp];
-    const auto load_stage = [&](int stage, int tile, const BlockOffsets& mine) {
+    const auto load_stage = [&](int stage, int tile, const BlockStarts& mine) {
       if (tile < end) load<kCacheBytes, kStagePitch>(stages[stage].k, stages[stage].v, tile, mine, blocks, segment);
       ptx::commit_copies();
     };
-    const auto look_up = [&](int tile) { return blocks ? blocks_of(tile, segment) : BlockOffsets{}; };
+    const auto look_up = [&](int tile) { return blocks ? blocks_of(tile, segment) : BlockStarts{}; };
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) load_stage(i, first + i * kWarps, look_up(first + i * kWarps));
-    BlockOffsets next = look_up(first + (kStages - 1) * kWarps);
+    BlockStarts next = look_up(first + (kStages - 1) * kWarps);
+    meanwhile();
+    __syncwarp();
     int stage = 0;
     for (int tile = first; tile < end; tile += kWarps) {
       ptx::wait_copies<kStages - 2>();
@@ -216,7 +229,7 @@ struct Short {
     Tile16& to = shared.loop.tiles[kConvert ? threadIdx.x / 32 : 0];
     for (int tile = first; tile < end; tile += kWarps) {
       __syncwarp();
-      load<2, 2 * kPitch<kDim>>(to.k, to.v, tile, {}, source.by_blocks(), segment);
+      load<2, 2 * kPitch<kDim>>(to.k, to.v, tile, source.no_rows(), source.by_blocks(), segment);
       ptx::commit_copies();
       ptx::wait_copies<0>();
       __syncwarp();
@@ -225,26 +238,33 @@ struct Short {
     __syncwarp();
   }
 
-  __device__ void fold_all(Rows<1, kDim>& rows, const QueryInRegisters<kDim>& query) const {
-    const RowContext context{a, item.lengths, item.kv_head, row_span(a, item.lengths, item.slice.row_begin, item.slice.row_end)};
+  template <typename DrawNext>
+  __device__ void fold_all(Rows<1, kDim>& rows, const QueryInRegisters<kDim>& query, DrawNext&& draw_next) const {
+    const RowContext context = context_of<kRows>(a, item, shared.score_rows, 0);
+    const int segments = num_segments(a, kConvert);
     start_rows(rows);
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < segments; ++i) {
       __syncthreads();
       if (threadIdx.x == 0) shared.segment = segment_of(a, item, i, kConvert);
       __syncthreads();
-      run_segment(rows, context, query);
+      run_segment(rows, context, query, [&] {
+        if (i == 0 && !careful) draw_next();
+      });
     }
     sum_over_columns(rows);
   }
 
-  __device__ void run() {
+  template <typename DrawNext>
+  __device__ void run(DrawNext&& draw_next) {
+    find_score_rows(shared.score_rows, a, item);
+    __syncthreads();
     QueryInRegisters<kDim> query;
     load_query(query);
     Rows<1, kDim> rows;
 #pragma unroll 1
     for (bool again = true; again; careful = true) {
-      fold_all(rows, query);
+      fold_all(rows, query, draw_next);
       again = __syncthreads_or(!all_finite(rows)) && !careful;
     }
     publish(rows);  // results take the memory of the stages
@@ -298,11 +318,11 @@ struct Short {
 
 template <typename T, int kDim, int kCacheBytes, template <int> typename Source>
 __global__ void __launch_bounds__(128, kDim == 256 ? 1 : 2)
-    attend_short(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
+    attend_short(const __grid_constant__ gpu::AttendArgs a, Access access) {
   extern __shared__ __align__(16) unsigned char memory[];
   using Kernel = Short<T, kDim, kCacheBytes, Source>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  for_each_item(a, shared.items, [&](const Item& item) { Kernel(a, shared, item, whole_chunks).run(); });
+  for_each_item(a, shared.items, [&](const Item& item, auto&& draw_next) { Kernel(a, shared, item, access).run(draw_next); });
 }
 
 }  // namespace quire::cuda::mma

@@ -8,6 +8,8 @@
 #include <type_traits>
 
 #include "backend/cuda/mma/fold_tile.h"
+#include "backend/cuda/mma/instance.h"
+#include "backend/cuda/mma/items.h"
 #include "backend/cuda/mma/packed_source.h"
 #include "backend/cuda/mma/segments.h"
 #include "backend/cuda/mma/tile_source.h"
@@ -59,9 +61,10 @@ struct Tall {
     std::conditional_t<kConvert, Codes, None> codes;
     union {  // where keys lie: a ring of two windows
       RowAddress rows[2 * kThreads];
-      BlockOffsets blocks[2 * kThreads];
+      BlockStarts blocks[2 * kThreads];
     };
     Item items[2];  ///< the one at hand and the next
+    ScoreRow score_rows[kRows];
     Segment segment;
   };
 
@@ -70,15 +73,22 @@ struct Tall {
   const Item& item;  ///< in shared memory, because accumulators need the registers
   Source source;
 
-  __device__ Tall(const gpu::AttendArgs& args, Shared& memory, const Item& work, bool whole_chunks)
-      : a(args), shared(memory), item(work), source{args, work, whole_chunks} {}
+  bool output_chunks;  ///< see Access
+
+  __device__ Tall(const gpu::AttendArgs& args, Shared& memory, const Item& work, const Access& access)
+      : a(args), shared(memory), item(work), source{args, work, access.whole_chunks}, output_chunks(access.output_chunks) {}
+
+  static constexpr int kWarpRows = 16 * kM;
+  /// Index in the item of the first row of this thread's warp.
+  __device__ static int warp_row() { return static_cast<int>(threadIdx.x) / 32 * kWarpRows; }
 
   __device__ void load_query() const {
     constexpr int kChunks = kDim / 8;
-    const int chunk = threadIdx.x % kChunks;
+    const int chunk = threadIdx.x % kChunks, rows = item.slice.row_end - item.slice.row_begin;
     for (int r = threadIdx.x / kChunks; r < kRows; r += kThreads / kChunks) {
       Byte* to = reinterpret_cast<Byte*>(shared.query) + r * kPitchBytes + chunk * 16;
-      source.template copy_chunk<2>(to, source.query_row(item.slice.row_begin + r), a.query.strides, chunk);
+      const Byte* from = r < rows ? shared.score_rows[r].query : nullptr;
+      source.template copy_chunk<2>(to, from, a.query.strides, chunk);
     }
   }
 
@@ -105,21 +115,23 @@ struct Tall {
     const int thread = threadIdx.x;
     auto* bytes = static_cast<Byte*>(tile);
     const int entry = first / Source::kBlockKeys % (2 * kThreads);
-    const auto offsets = [&](int block) { return shared.blocks[entry + block]; };
+    const auto start = [&](int block) {
+      const BlockStarts& starts = shared.blocks[entry + block];
+      return kOfKeys ? starts.k : starts.v;
+    };
     if constexpr (Source::kPacked && kBytes == kCacheBytes) {
       if (source.is_packed(first)) {
         if constexpr (kOfKeys)
-          source.template copy_keys<kDim, kKeys, kPitchOfRow, kThreads>(bytes, first, segment.begin, segment.end, thread,
-                                                                        offsets);
+          source.template copy_keys<kDim, kKeys, kPitchOfRow, kThreads>(bytes, first, segment.begin, segment.end, thread, start);
         else
           source.template copy_values<kDim, kKeys, kThreads>(bytes, first, segment.begin, segment.end, thread,
-                                                             offsets(thread % (kKeys / 8)).v);
+                                                             start(thread % (kKeys / 8)));
         return;
       }
     }
     if (blocks)
       return source.template copy_by_blocks<kBytes, kDim, kKeys, kPitchOfRow, kThreads>(bytes, kOfKeys, first, segment.begin,
-                                                                                        segment.end, thread, offsets);
+                                                                                        segment.end, thread, start);
     constexpr int kChunks = kDim * kBytes / 16;
     const int chunk = thread % kChunks;
 #pragma unroll 1
@@ -184,7 +196,7 @@ struct Tall {
                        Arrive&& arrive) const {
     const bool seen = tile.first < context.span.any_end && context.span.any_begin - tile.first < kKeys;
     float s[kM][kKeys / 8][4];
-    const QueryInShared<kDim> query{shared.query + threadIdx.x / 32 * 16 * kM * kPitch<kDim>};
+    const QueryInShared<kDim> query{shared.query + warp_row() * kPitch<kDim>};
     if (seen) multiply_scores<T, kM, kDim, kKeys, kAhead>(s, query, tile.k);
     arrive();
     if (seen) {
@@ -197,16 +209,21 @@ struct Tall {
       fold_values<kPass>(s, rows, context, tile, seen, RowValues<kDim>(tile.v));
   }
 
-  template <Pass kPass>
-  __device__ void run_segment(Rows<kM, kDim>& rows, const RowContext& context) const {
+  /// Calls meanwhile() behind the copies of the first keys.
+  template <Pass kPass, typename Meanwhile>
+  __device__ void run_segment(Rows<kM, kDim>& rows, const RowContext& context, Meanwhile&& meanwhile) const {
     const Segment& segment = shared.segment;
-    if (segment.begin >= segment.end) return;
-    if (kConvert && segment.fresh) return run_fresh<kPass>(rows, context);
+    if (segment.begin >= segment.end) return meanwhile();
+    if (kConvert && segment.fresh) {
+      meanwhile();
+      return run_fresh<kPass>(rows, context);
+    }
     const int begin = segment.begin / kKeys * kKeys, end = segment.end;
     const bool blocks = source.by_blocks();
     look_up(begin - place_in_window(begin, blocks), blocks);
     __syncthreads();
     load_keys(begin, blocks);
+    meanwhile();
 #pragma unroll 1
     for (int first = begin;; first += kKeys) {  // first + kKeys may be beyond an int
       const bool more = end - first > kKeys;
@@ -259,72 +276,113 @@ struct Tall {
     __syncthreads();
   }
 
-  template <Pass kPass>
-  __device__ void fold_all(Rows<kM, kDim>& rows) const {
-    const int first = item.slice.row_begin + static_cast<int>(threadIdx.x) / 32 * 16 * kM;
-    const RowContext context{a, item.lengths, item.kv_head,
-                             row_span(a, item.lengths, first, min(first + 16 * kM, item.slice.row_end))};
+  template <Pass kPass, typename DrawNext>
+  __device__ void fold_all(Rows<kM, kDim>& rows, DrawNext&& draw_next) const {
+    const RowContext context = context_of<kWarpRows>(a, item, shared.score_rows, warp_row());
+    const int segments = num_segments(a, kConvert);
     start_rows(rows);
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < segments; ++i) {
       __syncthreads();
       if (threadIdx.x == 0) shared.segment = segment_of(a, item, i, kConvert);
       __syncthreads();
-      run_segment<kPass>(rows, context);
+      run_segment<kPass>(rows, context, [&] {
+        if (i == 0 && kPass != Pass::careful) draw_next();
+      });
     }
     sum_over_columns(rows);
   }
 
-  __device__ void run() {
+  template <typename DrawNext>
+  __device__ void run(DrawNext&& draw_next) {
+    find_score_rows(shared.score_rows, a, item);
+    __syncthreads();
     load_query();
     Rows<kM, kDim> rows;
     const bool plain = a.score.soft_cap == 0.0f && a.alibi_slopes.data == nullptr;
     if (plain)
-      fold_all<Pass::plain>(rows);
+      fold_all<Pass::plain>(rows, draw_next);
     else
-      fold_all<Pass::scored>(rows);
-    if (__syncthreads_or(!all_finite(rows))) fold_all<Pass::careful>(rows);
-    const bool whole = item.slice.num_parts == 1;
-    store_rows(rows, whole);
-    if (whole) return count_rows(a, item);
+      fold_all<Pass::scored>(rows, draw_next);
+    if (__syncthreads_or(!all_finite(rows))) fold_all<Pass::careful>(rows, draw_next);
+    if (item.slice.num_parts == 1) {
+      store_rows(rows);
+      return count_rows(a, item);
+    }
+    store_part(rows);
     if (!is_last_part(a, item)) return;
     merge_parts<T>(a, item, kThreads / 32, [&](int part) { return partial_tile(a, item, part); });
     count_rows(a, item);
   }
 
-  __device__ void store_rows(const Rows<kM, kDim>& rows, bool whole) const {
+  /// Calls store(m, h, index, state) for each row of this thread; `index`: of the row in the item.
+  template <typename Store>
+  __device__ void for_each_row(const Rows<kM, kDim>& rows, Store&& store) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int r = (threadIdx.x / 32 * kM + m) * 16 + h * 8 + lane / 4;
-        const int row = item.slice.row_begin + r;
-        if (row >= item.slice.row_end) continue;
-        const semantics::SoftmaxState state = natural_state<T>(rows.max[m][h], rows.sum[m][h]);
-        if (whole) {
-          const OutputRow out = finish_row(a, item, row, state, lane % 4 == 0);
-#pragma unroll
-          for (int i = 0; i < kDim / 8; ++i)
-            store_pair<T>(a, out, i * 8 + lane % 4 * 2, rows.acc[m][i][2 * h], rows.acc[m][i][2 * h + 1]);
-        } else {
-          const std::int64_t at = partial_tile(a, item, item.slice.part) * a.work.tile_rows + r;
-          if (lane % 4 == 0) a.work.partial_states[at * 2] = state.max, a.work.partial_states[at * 2 + 1] = state.sum;
-#pragma unroll
-          for (int i = 0; i < kDim / 8; ++i)
-            *reinterpret_cast<float2*>(a.work.partial_acc + at * kDim + i * 8 + lane % 4 * 2) =
-                make_float2(rows.acc[m][i][2 * h], rows.acc[m][i][2 * h + 1]);
-        }
+        const int index = warp_row() + m * 16 + h * 8 + lane / 4;
+        if (index < item.slice.row_end - item.slice.row_begin)
+          store(m, h, index, natural_state<T>(rows.max[m][h], rows.sum[m][h]));
       }
+  }
+
+  /// Rows to the output: 16 bytes a thread through the memory of the warp's query rows, which no other warp reads, or pairs of
+  /// dims.
+  __device__ void store_rows(const Rows<kM, kDim>& rows) const {
+    const int lane = threadIdx.x % 32;
+    for_each_row(rows, [&](int m, int h, int index, const semantics::SoftmaxState& state) {
+      const ScoreRow row = shared.score_rows[index];
+      const OutputRow out = finish_row(a, item, row.query_row, row.head, state, lane % 4 == 0);
+      const int dim = lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const float x = rows.acc[m][i][2 * h], y = rows.acc[m][i][2 * h + 1];
+        if (output_chunks)
+          *reinterpret_cast<std::uint32_t*>(shared.query + in_tile<kDim>(index, i) + dim) =
+              T::pack(x * out.factor, y * out.factor);
+        else
+          store_pair<T>(a, out, i * 8 + dim, x, y);
+      }
+    });
+    if (output_chunks) store_chunks();
+  }
+  __device__ void store_chunks() const {
+    constexpr int kChunks = kDim / 8, kRowsAtOnce = 32 / kChunks;
+    const int lane = threadIdx.x % 32, chunk = lane % kChunks;
+    const int end = min(warp_row() + kWarpRows, item.slice.row_end - item.slice.row_begin);
+    __syncwarp();
+    for (int index = warp_row() + lane / kChunks; index < end; index += kRowsAtOnce) {
+      const ScoreRow row = shared.score_rows[index];
+      const std::int64_t token = std::int64_t{item.lengths.first_token} + row.query_row;
+      const std::int64_t at = a.output_strides.row(0, item.kv_head * a.group + row.head, token) + chunk * 8;
+      *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(a.output) + at) =
+          *reinterpret_cast<const uint4*>(shared.query + in_tile<kDim>(index, chunk));
+    }
+  }
+
+  /// Rows to the workspace.
+  __device__ void store_part(const Rows<kM, kDim>& rows) const {
+    const int lane = threadIdx.x % 32;
+    for_each_row(rows, [&](int m, int h, int index, const semantics::SoftmaxState& state) {
+      const std::int64_t at = partial_tile(a, item, item.slice.part) * a.work.tile_rows + index;
+      if (lane % 4 == 0) a.work.partial_states[at * 2] = state.max, a.work.partial_states[at * 2 + 1] = state.sum;
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i)
+        *reinterpret_cast<float2*>(a.work.partial_acc + at * kDim + i * 8 + lane % 4 * 2) =
+            make_float2(rows.acc[m][i][2 * h], rows.acc[m][i][2 * h + 1]);
+    });
   }
 };
 
 template <typename Body>
 __global__ void __launch_bounds__(Body::kThreads, Body::kBlocks)
-    attend_tall(const __grid_constant__ gpu::AttendArgs a, bool whole_chunks) {
+    attend_tall(const __grid_constant__ gpu::AttendArgs a, Access access) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Body::Shared*>(memory);
-  for_each_item(a, shared.items, [&](const Item& item) { Body(a, shared, item, whole_chunks).run(); });
+  for_each_item(a, shared.items, [&](const Item& item, auto&& draw_next) { Body(a, shared, item, access).run(draw_next); });
 }
 
 }  // namespace quire::cuda::mma

@@ -12,11 +12,11 @@ namespace quire::cuda::mma {
 template <typename T, int kDim, int kCacheBytes, template <int> typename Source = TileSource>
 struct Launches {
   template <typename Body>
-  static cudaError_t start(void (*kernel)(gpu::AttendArgs, bool), const gpu::AttendArgs& args, const Launch& launch) {
+  static cudaError_t start(void (*kernel)(gpu::AttendArgs, Access), const gpu::AttendArgs& args, const Launch& launch) {
     constexpr std::size_t kShared = sizeof(typename Body::Shared);
     const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
     if (set != cudaSuccess) return set;
-    kernel<<<launch.blocks, Body::kThreads, kShared, launch.stream>>>(args, launch.whole_chunks);
+    kernel<<<launch.blocks, Body::kThreads, kShared, launch.stream>>>(args, launch.access);
     return cudaGetLastError();
   }
   /// The plan's number for the shared memory of a body.

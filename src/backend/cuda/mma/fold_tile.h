@@ -7,6 +7,9 @@
 // through one product: rows 0-7 of the matrix unit hold hi, rows 8-15 hold lo (kHalves = 1).
 #pragma once
 
+#include <type_traits>
+
+#include "backend/cuda/mma/score_rows.h"
 #include "backend/cuda/ptx.h"
 #include "backend/cuda/tile/element.h"
 #include "backend/cuda/tile/logits.h"
@@ -15,8 +18,6 @@
 #include "semantics/softmax_state.h"
 
 namespace quire::cuda::mma {
-
-using namespace tile;  // the parts of a tile that both tensor-core kernels use
 
 /// A tile in shared memory and the part of it that counts: keys [max(first, begin), min(first + kKeys, end)).
 struct KeyTile {
@@ -87,14 +88,6 @@ __device__ inline void multiply_scores(float (&s)[kM][kKeys / 8][4], const Query
     }
 }
 
-/// What a warp needs besides the tile: its rows, their request and KV head.
-struct RowContext {
-  const gpu::AttendArgs& a;
-  const gpu::Lengths& lengths;
-  int kv_head;
-  RowSpan span;
-};
-
 /// Soft cap and ALiBi, which need more than one product a score.
 template <int kHalves, int kM, int kKeys>
 __device__ inline void cap_and_slope(float (&s)[kM][kKeys / 8][4], const RowContext& rows, const KeyTile& tile,
@@ -105,10 +98,10 @@ __device__ inline void cap_and_slope(float (&s)[kM][kKeys / 8][4], const RowCont
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const int row = row_of(rows.span, m, h);
-      const int head = rows.kv_head * a.group + row % a.group;
+      const ScoreRow row = rows.row(m, h);
+      const int head = rows.kv_head * a.group + row.head;
       const float slope = a.alibi_slopes.data != nullptr ? a.alibi_slopes.data[head * a.alibi_slopes.stride] : 0.0f;
-      const int q_pos = rows.lengths.context_len + row / a.group;
+      const int q_pos = rows.position(row);
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
@@ -128,7 +121,7 @@ __device__ inline void mask(float (&s)[kM][kKeys / 8][4], const RowContext& rows
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const semantics::KeyRange seen = keys_of_row(rows.a, rows.lengths, row_of(rows.span, m, h));
+      const semantics::KeyRange seen = rows.keys_of(rows.row(m, h));
       const int begin = max(static_cast<int>(seen.begin), tile.begin), end = min(static_cast<int>(seen.end), tile.end);
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i)
@@ -172,12 +165,31 @@ __device__ inline float finish_scores(float (&s)[kM][kKeys / 8][4], const RowCon
 /// product: beyond, it may be off by so much that weights overflow, or all are 0.
 inline constexpr float kMostFused = 0x1p20f;
 
+/// Weights of one row, 2^(s factor - top + kWeightShift), in the place of its logits over `factor`; returns their sum. kHuge:
+/// `top` may be beyond kMostFused.
+template <typename T, bool kHuge, int kKeys>
+__device__ inline float weigh_row(float (&s)[kKeys / 8][4], int h, float factor, float top) {
+  const float base = semantics::base_of(top);
+  const bool fuses = !kHuge || fabsf(top) <= kMostFused;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKeys / 8; ++i)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float& x = s[i][2 * h + e];
+      const float fused = fmaf(x, factor, T::kWeightShift - base);
+      x = ptx::exp2_approx(fuses ? fused : __fmul_rn(x, factor) - base + T::kWeightShift);  // __fmul_rn is fused with nothing
+      sum += x;
+    }
+  return sum;
+}
+
 /// Logits over `factor` to weights relative to the new maximum (times 2^kWeightShift); rows.acc and rows.sum follow. A row's bits
 /// depend on the row alone. kFuses: `factor` may differ from 1.
 template <typename T, int kHalves, int kM, int kDim, int kKeys, bool kFuses = false>
 __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>& rows, float factor) {
   float rescale[kM][2];
-  bool moved = false;
+  bool moved = false, huge = false;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -188,30 +200,24 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
       const float top = fmaxf(rows.max[m][h], most * factor);
-      float base = semantics::base_of(top) - T::kWeightShift, left = factor;
-      if (kFuses && fabsf(top) > kMostFused) {
-#pragma unroll
-        for (int i = 0; i < kKeys / 8; ++i)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {  // __fmul_rn is fused with nothing
-            float& x = s[m][i][2 * h + e];
-            x = __fmul_rn(x, factor) - semantics::base_of(top) + T::kWeightShift;
-          }
-        base = 0.0f, left = 1.0f;
-      }
       rescale[m][h] = semantics::weight_in<ptx::Exp2>(rows.max[m][h], top);
       moved |= rows.max[m][h] != top;
+      huge |= fabsf(top) > kMostFused;
       rows.max[m][h] = top;
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          s[m][i][2 * h + e] = ptx::exp2_approx(fmaf(s[m][i][2 * h + e], left, -base));
-          sum += s[m][i][2 * h + e];
-        }
-      rows.sum[m][h] = fmaf(rows.sum[m][h], rescale[m][h], sum);  // the same bits in every pass
     }
+  const auto weigh = [&](auto is_huge) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const float sum = weigh_row<T, decltype(is_huge)::value, kKeys>(s[m], h, factor, rows.max[m][h]);
+        rows.sum[m][h] = fmaf(rows.sum[m][h], rescale[m][h], sum);  // the same bits in every pass
+      }
+  };
+  if (kFuses && __any_sync(~0u, huge))
+    weigh(std::true_type{});
+  else
+    weigh(std::false_type{});
   if (!__any_sync(~0u, moved)) return;  // an unmoved maximum rescales by exactly 1
 #pragma unroll
   for (int m = 0; m < kM; ++m)
@@ -285,7 +291,7 @@ __device__ inline void add_non_finite(Rows<kM, kDim>& to, const RowContext& rows
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const semantics::KeyRange seen = keys_of_row(rows.a, rows.lengths, row_of(rows.span, m, h));
+        const semantics::KeyRange seen = rows.keys_of(rows.row(m, h));
         if (position < seen.begin || position >= seen.end) continue;
 #pragma unroll
         for (int i = 0; i < kDim / 8; ++i)

@@ -11,10 +11,16 @@
 
 namespace quire::cuda::mma {
 
+/// How memory of a call can be accessed.
+struct Access {
+  bool whole_chunks;   ///< rows of query, cache, key and value are aligned runs of 16-byte chunks
+  bool output_chunks;  ///< rows of the output are, too, and of the query's type
+};
+
 /// Launch parameters of one call.
 struct Launch {
   unsigned blocks;
-  bool whole_chunks;  ///< rows of query, cache, key and value are aligned runs of 16-byte chunks
+  Access access;
   cudaStream_t stream;
 };
 

@@ -28,7 +28,9 @@ cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn, c
   if (instance == nullptr) return cudaErrorInvalidValue;
   gpu::AttendArgs mine = args;
   mine.output_pairs = tile::has_output_pairs(args);
-  const mma::Launch how{static_cast<unsigned>(list.num_blocks), packed || tile::has_whole_chunks(args), stream};
+  const mma::Access access{.whole_chunks = packed || tile::has_whole_chunks(args),
+                           .output_chunks = tile::has_output_chunks(args)};
+  const mma::Launch how{static_cast<unsigned>(list.num_blocks), access, stream};
   if (list.role == Role::short_rows) return instance->attend_short(mine, how);
   return list.role == Role::prefill ? instance->attend_prefill(mine, how) : instance->attend_tall(mine, how);
 }

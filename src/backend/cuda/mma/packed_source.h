@@ -63,24 +63,22 @@ struct PackedSource : TileSource<kCacheBytes> {
   __device__ bool is_packed(int first) const { return first < item.lengths.cached_len; }
 
   /// Finds the 8 aligned keys that begin at `position`, if the segment [begin, end) has cached keys among them.
-  __device__ BlockOffsets block(int position, int begin, int end) const {
-    if (position <= begin - kBlockKeys || position >= min(end, item.lengths.cached_len)) return {};
-    const std::int64_t id = this->page(position), offset = position % a.page_size;
-    return {a.cache_k.strides.row(id, item.kv_head, offset), a.cache_v.strides.row(id, item.kv_head, offset)};
+  __device__ BlockStarts block(int position, int begin, int end) const {
+    const bool exists = position > begin - kBlockKeys && position < min(end, item.lengths.cached_len);
+    return exists ? this->cached_rows(position) : this->no_rows();
   }
 
   /// A tile of kKeys keys of kDim elements by threads 0 .. kThreads - 1 of a group, `begin` and `end` as block() had them. Rows
   /// are kPitch bytes apart; those of keys that are not in the segment become zeros.
-  template <int kDim, int kKeys, int kPitch, int kThreads, typename Offsets>
-  __device__ void copy_keys(Byte* tile, int first, int begin, int end, int thread, Offsets&& offsets) const {
+  template <int kDim, int kKeys, int kPitch, int kThreads, typename Starts>
+  __device__ void copy_keys(Byte* tile, int first, int begin, int end, int thread, Starts&& starts) const {
     constexpr int kChunks = kDim * kCacheBytes / 16, kPieces = kKeys * kChunks;
     const semantics::KvStrides& s = a.cache_k.strides;
     const std::int64_t token = s.token * kCacheBytes, chunk_bytes = s.chunk * kCacheBytes;
     const auto copy = [&](int i, bool some_fresh) {
       const int key = i % 8 + i / (8 * kChunks) * 8, chunk = i / 8 % kChunks, position = first + key;
       const bool seen = position >= begin && position < end;
-      const Byte* from =
-          static_cast<const Byte*>(a.cache_k.data) + offsets(key / 8).k * kCacheBytes + key % 8 * token + chunk * chunk_bytes;
+      const Byte* from = starts(key / kBlockKeys) + key % kBlockKeys * token + chunk * chunk_bytes;
       if (some_fresh && seen && position >= item.lengths.cached_len) from = this->fresh_row(a.key, position) + chunk * 16;
       ptx::copy_async_16(tile + key * kPitch + chunk * 16, from, seen ? 16 : 0);
     };
@@ -94,15 +92,15 @@ struct PackedSource : TileSource<kCacheBytes> {
   }
 
   /// Pieces of 8 tokens of a dim. A piece is copied whole if one of its tokens is cached and in the segment, and becomes zeros
-  /// otherwise; codes lie as in the cache, without swaps. `offset`: of block thread % (kKeys / 8).
+  /// otherwise; codes lie as in the cache, without swaps. `start`: of block thread % (kKeys / 8).
   template <int kDim, int kKeys, int kThreads>
-  __device__ void copy_values(Byte* tile, int first, int begin, int end, int thread, std::int64_t offset) const {
+  __device__ void copy_values(Byte* tile, int first, int begin, int end, int thread, const Byte* start) const {
     constexpr int kEights = kKeys / 8, kBytes = 8 * kCacheBytes, kStep = kThreads / kEights;
     static_assert(kThreads % kEights == 0 && kDim % kStep == 0);
     const int eight = thread % kEights, position = first + eight * 8;
     const int bytes = position + 8 > begin && position < min(end, item.lengths.cached_len) ? kBytes : 0;
     const std::int64_t dim_bytes = a.cache_v.strides.dim * kCacheBytes;
-    const Byte* from = static_cast<const Byte*>(a.cache_v.data) + offset * kCacheBytes + thread / kEights * dim_bytes;
+    const Byte* from = start + thread / kEights * dim_bytes;
 #pragma unroll kUnrolled
     for (int i = 0; i < kDim; i += kStep, from += kStep * dim_bytes) {
       const int dim = i + thread / kEights;

@@ -17,9 +17,11 @@ struct Segment {
 };
 
 /// `apart`: fresh keys are kept apart even without scales.
+__device__ inline int num_segments(const gpu::AttendArgs& a, bool apart) {
+  return apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr ? 2 : 1;
+}
 __device__ inline Segment segment_of(const gpu::AttendArgs& a, const Item& item, int index, bool apart) {
-  apart = apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr;
-  const int border = apart ? item.lengths.cached_len : INT32_MAX;
+  const int border = num_segments(a, apart) == 2 ? item.lengths.cached_len : INT32_MAX;
   Segment s;
   s.begin = index == 0 ? item.slice.key_begin : max(item.slice.key_begin, border);
   s.end = index == 0 ? min(item.slice.key_end, border) : item.slice.key_end;

@@ -156,25 +156,4 @@ __device__ inline void count_rows(const gpu::AttendArgs& a, const Item& item) {
     atomicAdd(&a.outcome->rows_written, static_cast<unsigned long long>(item.slice.row_end - item.slice.row_begin));
 }
 
-/// Calls run(item) for items of the list, all threads of the block together, until none is left. The next item is drawn and
-/// looked up by one thread while the block works on the one at hand.
-template <typename Run>
-__device__ inline void for_each_item(const gpu::AttendArgs& a, Item (&items)[2], Run&& run) {
-  __shared__ bool more[2];
-  gpu::confirm_if_first(a);
-  const int num_items = gpu::is_refused(a) ? 0 : *a.work.num_slices * a.num_kv_heads;
-  const auto draw = [&](int slot) {
-    const int index = gpu::draw_item(a, num_items);
-    more[slot] = index < num_items;
-    if (more[slot]) items[slot] = item_at(a, index);
-  };
-  if (threadIdx.x == 0) draw(0);
-  __syncthreads();
-  for (int slot = 0; more[slot]; slot ^= 1) {
-    if (threadIdx.x == blockDim.x - 32) draw(slot ^ 1);
-    run(items[slot]);
-    __syncthreads();
-  }
-}
-
 }  // namespace quire::cuda::tile

@@ -42,11 +42,6 @@ __device__ inline RowSpan row_span(const gpu::AttendArgs& a, const gpu::Lengths&
   return span;
 }
 
-/// Score row of this thread, for block m and half h.
-__device__ inline int row_of(const RowSpan& span, int m, int h) {
-  return span.first + m * 16 + h * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
-}
-
 template <int kM, int kDim>
 __device__ inline void start_rows(Rows<kM, kDim>& rows) {
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether rows can be copied 16 bytes at a time, and written 4.
+// Whether rows can be copied and written 16 bytes at a time, or written 4.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,11 @@ inline bool has_packed_pieces(const gpu::AttendArgs& a) {
                       v.page % kTokens == 0 &&
                       reinterpret_cast<std::uintptr_t>(a.cache_v.data) % static_cast<std::uintptr_t>(value_bytes) == 0;
   return a.page_size % kTokens == 0 && keys && values;
+}
+
+/// Output rows are of the query's type, and runs of 16-byte chunks that begin at multiples of their size.
+inline bool has_output_chunks(const gpu::AttendArgs& a) {
+  return a.output_dtype == a.query.dtype && has_whole_chunks({a.output, a.output_dtype, a.output_strides}, a.v_head_dim);
 }
 
 /// Two neighbouring dims of an output row are one aligned word.
