@@ -123,8 +123,10 @@ void count_shares(const Plan& plan, const DeviceList& list, const Body& body, Li
   std::int64_t all = 0;
   for (const Request& r : p.reqs) all += iterations.of_head(r.query_len, r.context_len) * args.num_kv_heads;
   if (all == 0) return;
+  const bool small_rows = body.small_row_shares != nullptr && (itemsize(p.kv_dtype) == 1 || list.heads > 1);
+  const auto& shares = small_rows ? *body.small_row_shares : body.shares;
   const std::int64_t share =
-      schedule::share_of(all, iterations.segments(), list.num_blocks, {body.shares.least, body.shares.whole});
+      schedule::share_of(all, iterations.segments(), list.num_blocks, {shares.least, shares.whole, shares.part});
   schedule::Pieces<Args, true, Requests> pieces(iterations, {p.reqs}, all, share, 0,
                                                 [](std::int64_t) { return schedule::WorkEntry<std::int64_t>{}; });
   for (std::int64_t block = 0; block < list.num_blocks; ++block) {

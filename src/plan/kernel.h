@@ -34,6 +34,8 @@ struct Body {
   /// Rounding of shares, where blocks find equal shares of the work themselves (Stream-K) and no list is written. Shares of 0
   /// tiles: blocks draw the items of a list.
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
+  /// The same for 8-bit caches and for tiles of several heads; null where it is no other.
+  const schedule::Rounding<std::int32_t>* small_row_shares = nullptr;
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 1;      ///< score rows that the matrix units are given for a tile are a multiple of it
   /// The least head_dim whose tiles or rates differ: costs of smaller head_dims do not stand for it or for larger ones. 0: none.

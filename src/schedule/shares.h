@@ -140,7 +140,8 @@ struct Iterations {
 template <class Int>
 struct Rounding {
   Int least = 1;  ///< iterations of a share, at least
-  Int whole = 0;  ///< a share may grow by 1 / whole of its length to be whole segments, or a whole part of one; 0: it does not
+  Int whole = 0;  ///< a share may grow by 1 / whole of its length to be whole segments; 0: shares do not grow
+  Int part = 0;   ///< likewise to be a whole part of a segment; not below `whole`, and as `whole` if 0
 };
 
 /// Iterations of a share, out of `all`. Where all segments have one length (taken for true if `all` is a multiple of their
@@ -152,9 +153,9 @@ QUIRE_HD Int share_of(Int all, std::int64_t segments, Int blocks, const Rounding
   if (rounding.whole == 0 || share < rounding.whole || segments > all) return share;
   const Int length = quotient(all, static_cast<Int>(segments));
   if (length * segments != all) return share;
-  const Int whole =
-      share >= length ? (quotient<Int>(share - 1, length) + 1) * length : quotient<Int>(length - 1, quotient(length, share)) + 1;
-  return whole - share <= share / rounding.whole ? whole : share;
+  const Int parts = share < length ? quotient(length, share) : 1;  // of a segment
+  const Int whole = share < length ? quotient<Int>(length - 1, parts) + 1 : (quotient<Int>(share - 1, length) + 1) * length;
+  return whole - share <= share / (parts > 1 && rounding.part > 0 ? rounding.part : rounding.whole) ? whole : share;
 }
 
 /// The last of `count` ascending numbers that is at or below `iteration`; the first of them is.

@@ -100,7 +100,7 @@ std::vector<Found> walk(const Case& c) {
     const auto n = requests.lengths(r);
     all += iterations.of_head(n.query_len, n.context_len) * args.num_kv_heads;
   }
-  const Int share = share_of<Int>(all, iterations.segments(), Int(c.blocks), {Int(c.rounding.least), Int(c.rounding.whole)});
+  const Int share = share_of<Int>(all, iterations.segments(), Int(c.blocks), {Int(c.rounding.least), Int(c.rounding.whole), Int(c.rounding.part)});
   const auto find = [&](Int iteration) -> WorkEntry<Int> {
     const int entry = last_at_or_below(begin.data(), static_cast<int>(begin.size()), iteration);
     return {Int(entry * c.of_entry), begin[static_cast<std::size_t>(entry)]};
@@ -224,7 +224,7 @@ void for_small_batches(const std::vector<std::int64_t>& query_lens, Case c, Visi
 
 TEST(Shares, NarrowTilesOfSmallBatches) {
   for (const std::int64_t group : {1, 3})
-    for (const Rounding<std::int64_t> rounding : {Rounding<std::int64_t>{1, 34}, {1, 2}})
+    for (const Rounding<std::int64_t> rounding : {Rounding<std::int64_t>{1, 34}, {1, 2}, {1, 2, 4}})
       for_small_batches({0, 1, 2}, {.group = group, .rounding = rounding}, [](const Case& c) { expect_right<false>(c); });
 }
 
@@ -296,6 +296,17 @@ TEST(Shares, EqualSegmentsAreNotSplitForAFewIterations) {
   EXPECT_EQ(share(5, 264, 264), 1);
   EXPECT_EQ(share_of<std::int32_t>(5, 264, 264, {.least = 8, .whole = 0}), 8);
   EXPECT_EQ(share_of<std::int32_t>(0, 264, 264, {.least = 1, .whole = 34}), 1) << "an empty row";
+}
+
+TEST(Shares, PartsOfSegmentsMayHaveARuleOfTheirOwn) {
+  const auto share = [](std::int32_t all, std::int64_t segments, std::int32_t part) {
+    return share_of<std::int32_t>(all, segments, 528, {.least = 1, .whole = 24, .part = part});
+  };
+  EXPECT_EQ(share(512 * 512, 512, 34), 512) << "497 iterations become a segment: a 24th would be 20 more";
+  EXPECT_EQ(share(2048 * 17, 2048, 34), 68) << "66 iterations become four segments";
+  EXPECT_EQ(share(128 * 129, 128, 34), 32) << "33 iterations would be a quarter of a segment: a 34th is less";
+  EXPECT_EQ(share(128 * 129, 128, 24), 33);
+  EXPECT_EQ(share(128 * 129, 128, 0), 33) << "the rule of whole segments";
 }
 
 TEST(Shares, ARequestWithMorePartsThanRoomIsFound) {

@@ -381,7 +381,11 @@ std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
 }
 
 constexpr Body kSm90Bodies[] = {
-    {.role = Role::decode, .name = "sm90_decode", .shares = kSm90.narrow_share, .own_tiles_dim = 256},
+    {.role = Role::decode,
+     .name = "sm90_decode",
+     .shares = kSm90.narrow_share,
+     .small_row_shares = &kSm90.small_row_share,
+     .own_tiles_dim = 256},
     {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share, .own_tiles_dim = 256},
     {.role = Role::decode_cluster, .name = "sm90_cluster", .shares = {.least = 1, .whole = 0}},
     {.role = Role::prefill,

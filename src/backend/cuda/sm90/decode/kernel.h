@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
     Consumer<T, Memory>{args, shared}.run();
   } else {
     if constexpr (Memory::kMoveRegisters) hopper::keep_registers<Memory::kProducerRegisters>();
-    if (produces) Producer<Memory>{args, maps, shared, warp}.run(pieces_of(a, iterations, counted, blocks));
+    constexpr auto shares = Memory::kShares;
+    if (produces) Producer<Memory>{args, maps, shared, warp}.run(pieces_of(a, iterations, counted, blocks, shares));
     let_trailing_start(args);
     end_turn(args);
     // Prepare reports broken lengths, too. Too many parts are found here alone.

@@ -13,6 +13,8 @@
 #include "backend/cuda/hopper/instructions.h"
 #include "backend/cuda/sm90/decode/job.h"
 #include "backend/cuda/sm90/instance.h"
+#include "plan/kernels/cuda_sm90.h"
+#include "schedule/shares.h"
 
 namespace quire::cuda::sm90::decode {
 
@@ -37,7 +39,10 @@ struct Memory {
   static constexpr int kDim = Tiles::kDim, kHalves = kDim / 64, kRows = kRows_;
   static constexpr int kHeads = Tiles::kHeads;
   static constexpr int kGroups = Tiles::template groups<kRows>(), kBlocks = Tiles::template blocks<kRows>();
-  static constexpr bool kSlices = kRows > 8 * kHeads;      ///< a request may have several slices of score rows; else it has one
+  static constexpr bool kSlices = kRows > 8 * kHeads;  ///< a request may have several slices of score rows; else it has one
+  static constexpr schedule::Rounding<std::int32_t> kShares =
+      kSlices ? plan_detail::kSm90.wide_share
+              : (Tiles::kElementBytes == 1 || kHeads > 1 ? plan_detail::kSm90.small_row_share : plan_detail::kSm90.narrow_share);
   static constexpr bool kByRows = kSlices && kGroups > 1;  ///< pieces may have rows for each warpgroup
   static constexpr int kProducerWarps = kGroups == 1 ? Tiles::kProducerWarps : 2;
   /// Each producer warp copies half of the boxes of keys and of values, because issuing one takes a warp 100 cycles. Where

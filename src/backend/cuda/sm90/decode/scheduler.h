@@ -166,8 +166,7 @@ using Pieces = schedule::Pieces<gpu::AttendArgs, kSlices, Requests>;
 /// The pieces of this block's share. Every thread that walks sees the same.
 template <bool kSlices>
 __device__ inline Pieces<kSlices> pieces_of(const gpu::AttendArgs& a, const Iterations<kSlices>& iterations,
-                                            const Counted& counted, int blocks) {
-  constexpr auto rounding = kSlices ? plan_detail::kSm90.wide_share : plan_detail::kSm90.narrow_share;
+                                            const Counted& counted, int blocks, schedule::Rounding<std::int32_t> rounding) {
   const std::int32_t all = max(counted.all, 0), share = schedule::share_of(all, iterations.segments(), blocks, rounding);
   const auto find = [&](std::int32_t iteration) -> schedule::WorkEntry<std::int32_t> {
     const int of_entry = requests_of_entry(a), entries = of_entry == 1 ? a.num_reqs : (a.num_reqs - 1) / of_entry + 1;
