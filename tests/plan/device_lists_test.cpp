@@ -363,11 +363,12 @@ TEST(DeviceLists, TilesOfCudaMmaFitTheDevice) {
               (Lists{{Role::short_rows, 0, 8, 2}, {Role::prefill, 8, kAnyRows, 1}}));
     EXPECT_EQ(mma_lists_of("kv=fp8_e5m2 heads=32:8 d=64 reqs=64x1@700,50@7", device),
               (Lists{few, {Role::prefill, 64, kAnyRows, 1}}));
-    const Problem wide = parse_problem_line("q=bf16 page=16 heads=16:2 d=256 reqs=64x1@700")->problem;
-    EXPECT_EQ(plan(wide, find_device(device).value())->kernel, "cuda_generic");
-    const Result<Plan> forced = plan(wide, find_device(device).value(), {.kernel = "cuda_mma"});
-    ASSERT_FALSE(forced.ok());
-    EXPECT_THAT(forced.status().message(), ::testing::HasSubstr("shared memory a block"));
+    const Problem wide = parse_problem_line("q=bf16 page=16 heads=16:2 d=256 reqs=64x1@700,50@7")->problem;
+    const Plan of_wide = plan(wide, find_device(device).value()).value();
+    EXPECT_EQ(of_wide.kernel, "cuda_mma");
+    ASSERT_EQ(of_wide.work().lists.size(), 1u) << "decode rows and prompts have the same tiles";
+    EXPECT_EQ(of_wide.work().lists[0].role, Role::tall_rows);
+    EXPECT_EQ(of_wide.work().lists[0].tile_keys, 32) << "64 need 108696 bytes";
   }
   EXPECT_EQ(mma_lists_of("heads=16:2 d=256 reqs=64x1@700,50@7", "sm80"), (Lists{few, {Role::prefill, 64, kAnyRows, 1}}));
 }

@@ -10,8 +10,15 @@ namespace {
 
 /// Whether an SM has room for a block with tiles of that role. sm86, sm89 and sm120 have none for short tiles, but for those of
 /// head_dim 128 over fp8.
-bool fits(Role role, const Problem& p, const Device& device) {
-  return mma_shared_bytes(role, p.head_dim, is_fp8(p.kv_dtype)) <= most_shared_bytes(device.sm);
+bool fits(Role role, const Problem& p, const Device& device, std::int64_t tile_keys = kMmaTiles.tile_keys) {
+  return mma_shared_bytes(role, p.head_dim, is_fp8(p.kv_dtype), tile_keys) <= most_shared_bytes(device.sm);
+}
+
+/// Tiles of a plan: of head_dim 256 some devices have room for fewer keys.
+ShortAndTall tiles_of(const Plan& plan) {
+  ShortAndTall tiles = kMmaTiles;
+  if (!fits(Role::tall_rows, plan.problem, plan.device)) tiles.tile_keys = kMmaFewKeys;
+  return tiles;
 }
 
 /// The instances of src/backend/cuda/mma/.
@@ -27,9 +34,6 @@ Reasons mma_refuses(const Problem& problem, const Device& device) {
     reasons.push_back(formatted("d is {}, expected {}", d, fp8 ? "64 or 128" : "64, 128 or 256"));
   if (asks_for_wide_rows(problem)) reasons.push_back(formatted("out is f32, expected {} or fp8_e4m3fn", name(problem.q_dtype)));
   if (device.sm < 80) reasons.push_back(formatted("needs sm80, which device {} lacks", device.name));
-  if (reasons.empty() && !fits(Role::tall_rows, problem, device))
-    reasons.push_back(formatted("d is {}, which needs {} bytes of shared memory a block, device {} has {}", d,
-                                mma_shared_bytes(Role::tall_rows, d, fp8), device.name, most_shared_bytes(device.sm)));
   refuse_unequal_dims(problem, reasons);
   refuse_unlike_types(problem, reasons);
   refuse_token_scales(problem, reasons);
@@ -54,12 +58,13 @@ DeviceList mma_prefill(const Plan& plan, std::int64_t min_rows) {
 /// are all where the group has more.
 std::vector<DeviceList> mma_lists(const Plan& plan) {
   const Problem& p = plan.problem;
+  const ShortAndTall tiles = tiles_of(plan);
   const bool has_short = fits(Role::short_rows, p, plan.device) && p.group() <= kMmaTiles.short_rows;
   std::vector<DeviceList> lists;
   if (has_short) {
-    lists = short_and_tall_lists(plan, rows::cuda_mma, kMmaTiles);
+    lists = short_and_tall_lists(plan, rows::cuda_mma, tiles);
   } else {
-    lists = {tall_list(plan, rows::cuda_mma, kMmaTiles)};
+    lists = {tall_list(plan, rows::cuda_mma, tiles)};
     set_capacities(lists[0], plan, {.lowest_tile_rows = lists[0].tile_rows});
   }
   const bool fills_tiles = plan.bounds.max_query_len * p.group() > kMmaTiles.tall_rows;

@@ -255,6 +255,7 @@ struct Short {
     sum_over_columns(rows);
   }
 
+  /// Calls draw_next() once.
   template <typename DrawNext>
   __device__ void run(DrawNext&& draw_next) {
     find_score_rows(shared.score_rows, a, item);
@@ -322,7 +323,8 @@ __global__ void __launch_bounds__(128, kDim == 256 ? 1 : 2)
   extern __shared__ __align__(16) unsigned char memory[];
   using Kernel = Short<T, kDim, kCacheBytes, Source>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  for_each_item(a, shared.items, [&](const Item& item, auto&& draw_next) { Kernel(a, shared, item, access).run(draw_next); });
+  for (Items items(a, shared.items); items.has_one(); items.advance())
+    Kernel(a, shared, items.at_hand(), access).run([&] { items.draw_next(); });
 }
 
 }  // namespace quire::cuda::mma

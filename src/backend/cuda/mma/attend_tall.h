@@ -32,8 +32,8 @@ enum class Pass {
   careful,  ///< the abilities of scored; infinities and NaN among the values are kept from rows that do not see them
 };
 
-/// Source: TileSource or PackedSource.
-template <typename T, int kDim_, int kCacheBytes, template <int> typename Source_, Weights kWeights>
+/// Source: TileSource or PackedSource. kKeys_: keys of a tile; half of 64 are a fifth slower at head_dim 128 (H100, 16k).
+template <typename T, int kDim_, int kCacheBytes, template <int> typename Source_, Weights kWeights, int kKeys_ = 64>
 struct Tall {
   using Source = Source_<kCacheBytes>;
   static constexpr bool kRounded = kWeights == Weights::rounded;
@@ -44,8 +44,8 @@ struct Tall {
   static constexpr int kM = kRounded && kDim <= 128 && !kConvert ? 2 : 1;
   static constexpr int kRows = kRounded ? 128 : 64;
   static constexpr int kWarps = kRows / (16 * kM), kThreads = 32 * kWarps;
-  static constexpr int kBlocks = 8 / kWarps;      ///< blocks an SM, whose registers eight warps fill
-  static constexpr int kKeys = 64;                ///< half as many: a fifth slower at head_dim 128 (H100, 16k)
+  static constexpr int kBlocks = 8 / kWarps;  ///< blocks an SM, whose registers eight warps fill
+  static constexpr int kKeys = kKeys_;
   static constexpr int kAhead = kM == 1 ? 4 : 2;  ///< operands there ahead; 1 is 3 % slower, 3 is as fast (H100, 16k)
   static constexpr int kPitchBytes = 2 * kPitch<kDim>;
 
@@ -293,6 +293,7 @@ struct Tall {
     sum_over_columns(rows);
   }
 
+  /// Calls draw_next() once.
   template <typename DrawNext>
   __device__ void run(DrawNext&& draw_next) {
     find_score_rows(shared.score_rows, a, item);
@@ -382,7 +383,8 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocks)
     attend_tall(const __grid_constant__ gpu::AttendArgs a, Access access) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Body::Shared*>(memory);
-  for_each_item(a, shared.items, [&](const Item& item, auto&& draw_next) { Body(a, shared, item, access).run(draw_next); });
+  for (Items items(a, shared.items); items.has_one(); items.advance())
+    Body(a, shared, items.at_hand(), access).run([&] { items.draw_next(); });
 }
 
 }  // namespace quire::cuda::mma

@@ -2,7 +2,7 @@
 // One file per query type, head_dim and cache element size instantiates the kernels (short tiles, and tall ones with exact and
 // with rounded weights) and exports their launches; those of packed caches are a file for each type and element size. Instance
 // budget: 2 query types x (head_dim 64, 128, 256 for 16-bit caches + 64, 128 for fp8) x 3 tile shapes x (rows and packed) = 60
-// kernels. All else is a run-time value, the fp8 format included.
+// kernels, and 4 of fewer keys for head_dim 256. All else is a run-time value, the fp8 format included.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,6 +29,8 @@ struct Instance {
   cudaError_t (*attend_tall)(const gpu::AttendArgs& args, const Launch& launch);
   /// Tall tiles of rounded weights.
   cudaError_t (*attend_prefill)(const gpu::AttendArgs& args, const Launch& launch);
+  /// Tall tiles of plan_detail::kMmaFewKeys keys; null where all devices have room for more.
+  cudaError_t (*attend_few_keys)(const gpu::AttendArgs& args, const Launch& launch);
 };
 
 extern const Instance kF16Dim64, kF16Dim128, kF16Dim256, kF16Dim64Fp8, kF16Dim128Fp8;

@@ -7,27 +7,40 @@
 
 namespace quire::cuda::mma {
 
-/// Calls run(item, draw_next) for items of the list, all threads of the block together, until none is left. run() calls
-/// draw_next() once, in all threads: one of them draws the next item and looks up what it is, which takes three round trips to
-/// memory. The place for it is behind copies that the block waits for anyway.
-template <typename Run>
-__device__ inline void for_each_item(const gpu::AttendArgs& a, tile::Item (&items)[2], Run&& run) {
-  __shared__ bool more[2];
-  gpu::confirm_if_first(a);
-  const int num_items = gpu::is_refused(a) ? 0 : *a.work.num_slices * a.num_kv_heads;
-  const auto draw = [&](int slot) {
-    const int index = gpu::draw_item(a, num_items);
-    more[slot] = index < num_items;
-    if (more[slot]) items[slot] = tile::item_at(a, index);
-  };
-  if (threadIdx.x == 0) draw(0);
-  __syncthreads();
-  for (int slot = 0; more[slot]; slot ^= 1) {
-    run(items[slot], [&] {
-      if (threadIdx.x == blockDim.x - 32) draw(slot ^ 1);
-    });
+/// The item at hand and the next, of a block. All threads of the block call all functions together.
+class Items {
+ public:
+  /// Draws the first item.
+  __device__ Items(const gpu::AttendArgs& args, tile::Item (&items)[2]) : a_(args), items_(items) {
+    __shared__ bool more[2];
+    more_ = more;
+    gpu::confirm_if_first(a_);
+    num_items_ = gpu::is_refused(a_) ? 0 : *a_.work.num_slices * a_.num_kv_heads;
+    if (threadIdx.x == 0) draw(0);
     __syncthreads();
   }
-}
+  __device__ bool has_one() const { return more_[slot_]; }
+  __device__ const tile::Item& at_hand() const { return items_[slot_]; }
+  /// Once for every item: one thread draws the next and looks up what it is, which takes three round trips to memory. The place
+  /// for it is behind copies that the block waits for anyway.
+  __device__ void draw_next() {
+    if (threadIdx.x == blockDim.x - 32) draw(slot_ ^ 1);
+  }
+  __device__ void advance() {
+    __syncthreads();
+    slot_ ^= 1;
+  }
+
+ private:
+  __device__ void draw(int slot) {
+    const int index = gpu::draw_item(a_, num_items_);
+    more_[slot] = index < num_items_;
+    if (index < num_items_) items_[slot] = tile::item_at(a_, index);
+  }
+  const gpu::AttendArgs& a_;
+  tile::Item (&items_)[2];
+  bool* more_;
+  int num_items_, slot_ = 0;
+};
 
 }  // namespace quire::cuda::mma

@@ -3,6 +3,7 @@
 #include "backend/cuda/launches.h"
 #include "backend/cuda/mma/instance.h"
 #include "backend/cuda/tile/whole_chunks.h"
+#include "plan/kernels/cuda_mma.h"
 
 namespace quire::cuda {
 namespace {
@@ -32,6 +33,8 @@ cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn, c
                            .output_chunks = tile::has_output_chunks(args)};
   const mma::Launch how{static_cast<unsigned>(list.num_blocks), access, stream};
   if (list.role == Role::short_rows) return instance->attend_short(mine, how);
+  if (list.tile_keys == plan_detail::kMmaFewKeys)
+    return instance->attend_few_keys != nullptr ? instance->attend_few_keys(mine, how) : cudaErrorInvalidValue;
   return list.role == Role::prefill ? instance->attend_prefill(mine, how) : instance->attend_tall(mine, how);
 }
 

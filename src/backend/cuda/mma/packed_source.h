@@ -68,6 +68,12 @@ struct PackedSource : TileSource<kCacheBytes> {
     return exists ? this->cached_rows(position) : this->no_rows();
   }
 
+  /// A tile that is not packed has fresh keys alone.
+  template <int kBytes, int kDim, int kKeys, int kPitch, int kThreads, typename Starts>
+  __device__ void copy_by_blocks(Byte* tile, bool keys, int first, int begin, int end, int thread, Starts&& starts) const {
+    this->template copy_fresh_rows<kDim, kKeys, kPitch, kThreads>(tile, keys, first, begin, end, thread, starts);
+  }
+
   /// A tile of kKeys keys of kDim elements by threads 0 .. kThreads - 1 of a group, `begin` and `end` as block() had them. Rows
   /// are kPitch bytes apart; those of keys that are not in the segment become zeros.
   template <int kDim, int kKeys, int kPitch, int kThreads, typename Starts>

@@ -71,48 +71,61 @@ struct TileSource {
     return {cached.k, cached.v, false};
   }
 
+  /// Bytes of a copy of 16 of the key at `position`: none of keys that are not in the segment.
+  __device__ static int bytes_of(int position, int begin, int end) { return position >= begin && position < end ? 16 : 0; }
+
   /// A tile of kKeys rows of kDim elements of kBytes (kCacheBytes, or 2 where all keys are fresh), kPitch bytes apart, by threads
   /// 0 .. kThreads - 1 of a group. starts(b): where block b begins. Needs by_blocks().
   template <int kBytes, int kDim, int kKeys, int kPitch, int kThreads, typename Starts>
   __device__ void copy_by_blocks(Byte* tile, bool keys, int first, int begin, int end, int thread, Starts&& starts) const {
+    if (kBytes == 2 && item.lengths.cached_len - first < kKeys)
+      return copy_fresh_rows<kDim, kKeys, kPitch, kThreads>(tile, keys, first, begin, end, thread, starts);
+    if (first >= begin && end - first >= kKeys)  // most tiles: copies need no sizes
+      copy_cached<kBytes, kDim, kKeys, kPitch, kThreads>(tile, keys, thread, starts, [](int) { return 16; });
+    else
+      copy_cached<kBytes, kDim, kKeys, kPitch, kThreads>(tile, keys, thread, starts,
+                                                         [&](int key) { return bytes_of(first + key, begin, end); });
+  }
+
+  /// The same for a tile with fresh rows, or with none at all that are cached. Few tiles are: small code rather than fast.
+  template <int kDim, int kKeys, int kPitch, int kThreads, typename Starts>
+  __device__ void copy_fresh_rows(Byte* tile, bool keys, int first, int begin, int end, int thread, Starts&& starts) const {
+    constexpr int kChunks = kDim * 2 / 16;
+    const int chunk = thread % kChunks;
+    const std::int64_t token = (keys ? a.cache_k : a.cache_v).strides.token * 2;
+#pragma unroll 1
+    for (int key = thread / kChunks; key < kKeys; key += kThreads / kChunks) {
+      const Byte* from = starts(key / kBlockKeys) + key % kBlockKeys * token;
+      const bool fresh = first + key >= item.lengths.cached_len && first + key < end;
+      if (fresh) from = fresh_row(keys ? a.key : a.value, first + key);
+      ptx::copy_async_16(tile + key * kPitch + chunk * 16, from + chunk * 16, bytes_of(first + key, begin, end));
+    }
+  }
+
+  /// The same for a tile of cached rows. bytes(key): of a copy.
+  template <int kBytes, int kDim, int kKeys, int kPitch, int kThreads, typename Starts, typename Bytes>
+  __device__ void copy_cached(Byte* tile, bool keys, int thread, Starts&& starts, Bytes&& bytes) const {
     constexpr int kChunks = kDim * kBytes / 16, kRowsPerPass = kThreads / kChunks;
     const int row = thread / kChunks, chunk = thread % kChunks;
     const std::int64_t token = (keys ? a.cache_k : a.cache_v).strides.token * kBytes;
     tile += row * kPitch + chunk * 16;
-    const auto block_start = [&](int block) { return starts(block) + chunk * 16; };
-    const auto bytes = [&](int key) { return first + key >= begin && first + key < end ? 16 : 0; };
-    if (kBytes == 2 && item.lengths.cached_len - first < kKeys) {  // few tiles have fresh rows: small code rather than fast
-#pragma unroll 1
+    if constexpr (kRowsPerPass <= kBlockKeys) {
+      const std::int64_t mine = row * token + chunk * 16;
+#pragma unroll
+      for (int block = 0; block < kKeys; block += kBlockKeys) {
+        const Byte* from = starts(block / kBlockKeys) + mine;
+#pragma unroll
+        for (int i = 0; i < kBlockKeys; i += kRowsPerPass, from += kRowsPerPass * token)
+          ptx::copy_async_16(tile + (block + i) * kPitch, from, bytes(block + i + row));
+      }
+    } else {
+#pragma unroll
       for (int i = 0; i < kKeys; i += kRowsPerPass) {
         const int key = i + row;
-        const Byte* from = block_start(key / kBlockKeys) + key % kBlockKeys * token;
-        const bool fresh = first + key >= item.lengths.cached_len && first + key < end;
-        if (fresh) from = fresh_row(keys ? a.key : a.value, first + key) + chunk * 16;
+        const Byte* from = starts(key / kBlockKeys) + key % kBlockKeys * token + chunk * 16;
         ptx::copy_async_16(tile + i * kPitch, from, bytes(key));
       }
-      return;
     }
-    const auto copy_all = [&](auto&& bytes_of) {
-      if constexpr (kRowsPerPass <= kBlockKeys) {
-        const std::int64_t mine = row * token;
-#pragma unroll
-        for (int block = 0; block < kKeys; block += kBlockKeys) {
-          const Byte* from = block_start(block / kBlockKeys) + mine;
-#pragma unroll
-          for (int i = 0; i < kBlockKeys; i += kRowsPerPass, from += kRowsPerPass * token)
-            ptx::copy_async_16(tile + (block + i) * kPitch, from, bytes_of(block + i + row));
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kKeys; i += kRowsPerPass)
-          ptx::copy_async_16(tile + i * kPitch, block_start((i + row) / kBlockKeys) + (i + row) % kBlockKeys * token,
-                             bytes_of(i + row));
-      }
-    };
-    if (first >= begin && end - first >= kKeys)  // most tiles: copies need no sizes
-      copy_all([](int) { return 16; });
-    else
-      copy_all(bytes);
   }
 
   /// Chunk `chunk` (16 bytes) of a row with elements of kBytes.
