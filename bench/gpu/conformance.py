@@ -39,9 +39,9 @@ from pathlib import Path
 
 # Types that cuda_sm90 takes.
 SM90_TYPES = ["bf16", "f16", "bf16:fp8_e4m3fn", "bf16:fp8_e5m2", "f16:fp8_e4m3fn", "f16:fp8_e5m2", "fp8_e4m3fn"]
-# What `quire kernels` says that cuda_mma takes: types, and their head_dims.
-MMA_TYPES = {"bf16": "64 128 256", "f16": "64 128 256", "bf16:fp8_e4m3fn": "64 128", "bf16:fp8_e5m2": "64 128", "f16:fp8_e4m3fn": "64 128",
-             "f16:fp8_e5m2": "64 128"}
+# What `quire kernels` says that cuda_mma takes.
+MMA_TYPES = [(["--types", "bf16,f16"], ["--dims", "64,128,256"]),
+             (["--types", "bf16:fp8_e4m3fn,bf16:fp8_e5m2,f16:fp8_e4m3fn,f16:fp8_e5m2"], ["--dims", "64,128"])]
 # Masks and positions that cuda_mma refuses.
 MMA_REFUSES = re.compile(r" (causal|chunk|spans|prefix|tree|kbegin|qbegin)=")
 # Split keys, tall tiles and decode rows in one batch, as no hazard has them.
@@ -409,8 +409,7 @@ def main() -> int:
         "hazards": [["--backend", "cuda", "--matrix", "hazards"]],
         "random": [["--backend", "cuda", "--matrix", "random", "--no-power"]],
         "mma_hazards": [["--backend", "cuda_mma", "--no-power", *asked]
-                        for asked in [*(["--types", types, "--dims", dim] for types, dims in MMA_TYPES.items() for dim in dims.split()),
-                                      in_lines(MMA_BATCHES)]],
+                        for asked in [*(types + dims for types, dims in MMA_TYPES), in_lines(MMA_BATCHES)]],
         "sm90": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_decode, 2 * args.jobs)],
         "cluster": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_clusters, 2 * args.jobs)],
         "prefill": [["--backend", "cuda_sm90", "--no-power", *lines] for lines in by_lines(of_prefill, 2 * args.jobs)],

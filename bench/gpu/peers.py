@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times attention libraries on one GPU beside Quire, on the same inputs, in one run, and writes one JSON.
 
-usage: peers.py [--out FILE] [--cases FILE] [--only TEXT] [--peer TEXT]... [--rounds N] [--minutes M] [--joules SECONDS] [--commit TEXT]
+usage: peers.py [--out FILE] [--cases FILE] [--only TEXT] [--peer TEXT]... [--without TEXT]... [--rounds N] [--minutes M]
+                [--joules SECONDS] [--commit TEXT]
        peers.py --list         the libraries that are installed here
        peers.py --self-test    problem lines, counts of work, who is asked what; needs no GPU
 
@@ -413,8 +414,10 @@ def write(path: Path, report: dict[str, Any]) -> None:
     path.write_text(json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + rows + "\n]}\n", encoding="utf-8")
 
 
-def asked(ways: dict[str, Any], peers: list[str] | None) -> dict[str, Any]:
-    return {who: make for who, make in ways.items() if not peers or who.startswith("Quire") or any(text in who for text in peers)}
+def asked(ways: dict[str, Any], peers: list[str] | None, without: list[str] | None = None) -> dict[str, Any]:
+    """Callers that take part: those of ``peers`` and Quire, or all, but for those whose name has a text of ``without``."""
+    chosen = {who: make for who, make in ways.items() if not peers or who.startswith("Quire") or any(text in who for text in peers)}
+    return {who: make for who, make in chosen.items() if not any(text in who for text in without or [])}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -433,7 +436,7 @@ def run(args: argparse.Namespace) -> int:
         data = Data(torch, problem, args.seed)
         if not report["results"]:
             prove_judge(data, peer_calls.ways(torch, data)["Quire"]())
-        for entry in measure(torch, data, asked(peer_calls.ways(torch, data), args.peer), args.rounds, order, args.joules):
+        for entry in measure(torch, data, asked(peer_calls.ways(torch, data), args.peer, args.without), args.rounds, order, args.joules):
             report["results"].append(row_of(section, name, problem, entry))
             last = report["results"][-1]
             print(f"{name:34} {entry.who:34} {last.get('us', last.get('refused'))}", flush=True)
@@ -457,6 +460,7 @@ def self_test() -> int:
         "kinds": whole.is_fp8 and not whole.is_decode and not whole.is_uniform and Problem.parse("q=f16 kv=f16 heads=2:1 d=64 page=1 reqs=3x1@9").is_decode,
         "cases": len(read_cases(CASES)) >= 49 and len({(section, case) for section, case, _ in read_cases(CASES)}) == len(read_cases(CASES)),
         "who is asked": list(asked({"Quire": 1, "FlashInfer decode": 2, "torch cuDNN, dense": 3}, ["FlashInfer"])) == ["Quire", "FlashInfer decode"],
+        "who is left out": list(asked({"Quire": 1, "Quire, exact_weights": 2, "XQA": 3}, None, ["exact"])) == ["Quire", "XQA"],
         "a refusal has no time": "us" not in row_of("s", "c", bare, Entry("x", lambda copy: None, refused="no")),
         "no energy that nobody measured": "joules" not in row_of("s", "c", bare, Entry("x", lambda copy: None, replays=[1.0])),
         "energy of a call": row_of("s", "c", bare, Entry("x", lambda copy: None, replays=[1.0], joules=0.25, mhz=1500))["joules"] == 0.25,
@@ -478,6 +482,7 @@ def main() -> int:
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--only", help="cases whose name or problem line has this text")
     parser.add_argument("--peer", action="append", help="libraries whose name has this text, beside Quire")
+    parser.add_argument("--without", action="append", help="callers whose name has this text are left out, Quire's other plans, too")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60.0, help="no case is begun after that")
     parser.add_argument("--joules", type=float, default=0.0, metavar="SECONDS", help="measure energy, too")
