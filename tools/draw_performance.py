@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/performance"
 PAGE = FOLDER / "index.md"
-GPU, CPU = ROOT / "bench/results/h100-peers-a1dafc17.json", ROOT / "bench/results/cpu-amx-peers.json"
+GPU, CPU = ROOT / "bench/results/h100-peers-c33f48cc.json", ROOT / "bench/results/cpu-amx-peers.json"
 # Libraries of a chart: name, and what the results of its kernels begin with. Dense kernels have no page table and are not shown.
 GPU_PEERS = {"FlashAttention 3": ("FlashAttention 3",), "FlashInfer": ("FlashInfer", "XQA", "cuDNN paged"),
              "hpc-ops": ("hpc-ops",)}

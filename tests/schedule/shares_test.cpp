@@ -100,7 +100,8 @@ std::vector<Found> walk(const Case& c) {
     const auto n = requests.lengths(r);
     all += iterations.of_head(n.query_len, n.context_len) * args.num_kv_heads;
   }
-  const Int share = share_of<Int>(all, iterations.segments(), Int(c.blocks), {Int(c.rounding.least), Int(c.rounding.whole), Int(c.rounding.part)});
+  const Int share = share_of<Int>(all, iterations.segments(), Int(c.blocks),
+                                  {Int(c.rounding.least), Int(c.rounding.whole), Int(c.rounding.part)});
   const auto find = [&](Int iteration) -> WorkEntry<Int> {
     const int entry = last_at_or_below(begin.data(), static_cast<int>(begin.size()), iteration);
     return {Int(entry * c.of_entry), begin[static_cast<std::size_t>(entry)]};
