@@ -87,7 +87,7 @@ class PlainBlock {
       : v_(item), tile_(tile), m_(m), count_(count), weights_(weights) {}
 
   static bool takes(const AmxItem& v) { return v.args.alibi_slopes == nullptr && plain_scores({v.args.score, 0.0f, 0}, nullptr); }
-  /// The maxima. False if a row has no finite score so far: that is left to weigh_rows.
+  /// The maxima. False if a row has no finite score so far, or one beyond kMostFused: that is left to weigh_rows.
   template <PlainKind kKind>
   bool find_maxima(ChunkRange chunks) {
     using V = Avx512Simd;
@@ -105,7 +105,7 @@ class PlainBlock {
     state_ = StateLanes::load(v_.states + m_);
     max_ = _mm512_max_ps(V::mul(row_maxima(best), V::set1(v_.args.score.scale)), state_.max);
     V::store(minus_max_, V::mul(V::sub(V::set1(-0.0f), max_), V::set1(semantics::kLog2e)));
-    return _mm512_cmpeq_ps_mask(max_, V::set1(-INFINITY)) == 0;
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(max_), V::set1(kMostFused), _CMP_NLE_UQ) == 0;
   }
   template <PlainKind kKind>
   inline __attribute__((always_inline)) PlainRow<kKind> row(std::int64_t r) const {

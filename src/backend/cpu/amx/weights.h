@@ -162,6 +162,10 @@ inline bool any_nan(const float* logits, ChunkRange chunks) {
   return nan;
 }
 
+/// Largest absolute maximum of a row whose weights are exp2(s log2(e) - max log2(e)) with one rounded product. Beyond, that
+/// product may be off by so much that all weights are 0, or infinite.
+constexpr float kMostFused = 0x1p20f;
+
 /// One row's logits of a tile, `dots` times `scale`, whose maximum is `tile_max` -> weights of the chunks `all`, of which the row
 /// sees `keys` (zero elsewhere). Updates the row's state and returns the factor for what the row has accumulated so far.
 /// Weights: WeightRow, WeightsInPlace or PlacedWeights.
@@ -182,13 +186,17 @@ float weigh_row(const float* dots, float scale, float tile_max, TileKeys keys, C
     return 1.0f;
   }
   using semantics::kLog2e;
-  const __m512 minus_max = V::set1(-max * kLog2e);
+  const bool fuses = std::fabs(max) <= kMostFused;
+  const __m512 minus_max = V::set1(fuses ? -max * kLog2e : -max), log2e = V::set1(kLog2e);
+  const auto weight = [&](__m512 s) {
+    return exp2_nonpositive(fuses ? V::fma(s, log2e, minus_max) : V::mul(V::add(s, minus_max), log2e));
+  };
   __m512 sum[2] = {V::set1(0.0f), V::set1(0.0f)};
   for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
     __m512 p[2];
     for (int half = 0; half < 2; ++half) {
       const std::int64_t j = chunk * kChunkKeys + 16 * half;
-      p[half] = exp2_nonpositive(V::fma(V::mul(V::load(dots + j), V::set1(scale)), V::set1(kLog2e), minus_max));
+      p[half] = weight(V::mul(V::load(dots + j), V::set1(scale)));
       sum[half] = V::add(sum[half], p[half]);
       if (v_factors != nullptr) p[half] = V::mul(p[half], V::load(v_factors + j));
     }
