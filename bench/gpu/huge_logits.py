@@ -60,7 +60,10 @@ def call(torch: Any, quire: Any, q: Any, k: Any, v: Any, lens: list[int], table:
 
 def huge(torch: Any, quire: Any, dtype: Any, dim: int, log2_scale: int, **how: Any) -> dict[str, Any]:
     random = torch.Generator(device="cuda").manual_seed(dim + log2_scale)
-    normal = lambda *shape: torch.randn(shape, generator=random, device="cuda").to(dtype)  # noqa: E731
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, generator=random, device="cuda").to(dtype)
+
     pages = TOKENS // PAGE
     q, k, v = normal(TOKENS, HEADS, dim), normal(pages, PAGE, KV_HEADS, dim), normal(pages, PAGE, KV_HEADS, dim)
     order = torch.randperm(pages, generator=random, device="cuda").int()

@@ -34,7 +34,7 @@ struct Body {
   /// Rounding of shares, where blocks find equal shares of the work themselves (Stream-K) and no list is written. Shares of 0
   /// tiles: blocks draw the items of a list.
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
-  /// The same for 8-bit caches and for tiles of several heads; null where it is no other.
+  /// Rounding of shares of 8-bit caches and of tiles with several heads; null where `shares` holds for them, too.
   const schedule::Rounding<std::int32_t>* small_row_shares = nullptr;
   std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
   std::int64_t matrix_rows = 1;      ///< score rows that the matrix units are given for a tile are a multiple of it

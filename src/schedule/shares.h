@@ -141,7 +141,7 @@ template <class Int>
 struct Rounding {
   Int least = 1;  ///< iterations of a share, at least
   Int whole = 0;  ///< a share may grow by 1 / whole of its length to be whole segments; 0: shares do not grow
-  Int part = 0;   ///< likewise to be a whole part of a segment; not below `whole`, and as `whole` if 0
+  Int part = 0;   ///< a share may grow by 1 / part of its length to be a whole part of a segment, part >= whole; 0: by 1 / whole
 };
 
 /// Iterations of a share, out of `all`. Where all segments have one length (taken for true if `all` is a multiple of their

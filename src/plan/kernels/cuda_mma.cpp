@@ -14,12 +14,15 @@ bool fits(Role role, const Problem& p, const Device& device, std::int64_t tile_k
   return mma_shared_bytes(role, p.head_dim, is_fp8(p.kv_dtype), tile_keys) <= most_shared_bytes(device.sm);
 }
 
-/// Tiles of a plan: of head_dim 256 some devices have room for fewer keys.
+/// Tiles of a plan. Some devices have no room for tall tiles of head_dim 256 with as many keys as others have.
 ShortAndTall tiles_of(const Plan& plan) {
   ShortAndTall tiles = kMmaTiles;
   if (!fits(Role::tall_rows, plan.problem, plan.device)) tiles.tile_keys = kMmaFewKeys;
   return tiles;
 }
+
+// A device without room for tall tiles would have no list at all.
+static_assert(mma_shared_bytes(Role::tall_rows, 256, false, kMmaFewKeys) <= most_shared_bytes(86));
 
 /// The instances of src/backend/cuda/mma/.
 Reasons mma_refuses(const Problem& problem, const Device& device) {

@@ -34,8 +34,8 @@ struct Sm90Tuning {
   std::int64_t split_keys = 2048;
   /// Shares of narrow tiles, of narrow ones whose rows are 8-bit codes or those of two heads, and of wide ones. Smaller shares
   /// make more parts, and one warpgroup merges all parts of up to 32 rows of a wide tile, at some 1.5 us a part (measured on an
-  /// H200). Whole segments cost the SMs that get none, and save merges: rows of 256 bytes lose by it, up to 1 %, smaller ones
-  /// gain, up to 6 % (an H100, docs/lab/2026-11-27-shares-of-codes.md).
+  /// H200). Shares of whole segments save merges and leave some blocks without work: decode over rows of 256 bytes takes up to
+  /// 1 % longer with them, over smaller rows up to 6 % less (an H100, docs/lab/2026-11-27-shares-of-codes.md).
   schedule::Rounding<std::int32_t> narrow_share{.least = 1, .whole = 34};
   schedule::Rounding<std::int32_t> small_row_share{.least = 1, .whole = 24, .part = 34};
   schedule::Rounding<std::int32_t> wide_share{.least = 8, .whole = 0};

@@ -11,10 +11,10 @@
 
 namespace quire::cuda::mma {
 
-/// How memory of a call can be accessed.
+/// Ways in which the memory of a call can be accessed.
 struct Access {
   bool whole_chunks;   ///< rows of query, cache, key and value are aligned runs of 16-byte chunks
-  bool output_chunks;  ///< rows of the output are, too, and of the query's type
+  bool output_chunks;  ///< rows of the output are aligned runs of 16-byte chunks of the query's type
 };
 
 /// Launch parameters of one call.

@@ -21,8 +21,8 @@ class Items {
   }
   __device__ bool has_one() const { return more_[slot_]; }
   __device__ const tile::Item& at_hand() const { return items_[slot_]; }
-  /// Once for every item: one thread draws the next and looks up what it is, which takes three round trips to memory. The place
-  /// for it is behind copies that the block waits for anyway.
+  /// Draws the next item. A block calls this once for each item. One thread looks up what the next item is, which takes three
+  /// round trips to memory, so the best place for the call is behind copies that the block waits for anyway.
   __device__ void draw_next() {
     if (threadIdx.x == blockDim.x - 32) draw(slot_ ^ 1);
   }

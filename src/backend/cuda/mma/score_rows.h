@@ -13,7 +13,7 @@ using namespace tile;  // the parts of a tile that both tensor-core kernels use
 using Byte = unsigned char;
 
 struct ScoreRow {
-  const Byte* query;  ///< of a row beyond the item's last: not to be read
+  const Byte* query;  ///< address of the row; rows beyond the item's last must not be read
   int query_row;      ///< of the request
   int head;           ///< of the group
 };
@@ -29,7 +29,7 @@ __device__ inline void find_score_rows(ScoreRow (&rows)[kRows], const gpu::Atten
   rows[index] = {static_cast<const Byte*>(a.query.data) + at * 2, query_row, head};
 }
 
-/// What a warp needs besides the tile: its rows, their request and KV head.
+/// Rows of a warp, their request and their KV head: what a tile of keys is folded into.
 struct RowContext {
   const gpu::AttendArgs& a;
   const gpu::Lengths& lengths;
@@ -43,7 +43,8 @@ struct RowContext {
   __device__ semantics::KeyRange keys_of(const ScoreRow& row) const { return semantics::visible_range(position(row), a.window); }
 };
 
-/// Of the warp whose first row is `first`, in a table of the item's rows. kWarpRows: rows a warp.
+/// Returns the context of the warp whose first row is row `first` of the item. `rows`: the table of the item's rows; kWarpRows:
+/// rows of a warp.
 template <int kWarpRows>
 __device__ inline RowContext context_of(const gpu::AttendArgs& a, const Item& item, const ScoreRow* rows, int first) {
   RowContext context{a, item.lengths, item.kv_head, {}, rows + first};

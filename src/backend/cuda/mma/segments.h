@@ -16,10 +16,11 @@ struct Segment {
   bool fresh;  ///< all keys come from `key` and `value`
 };
 
-/// `apart`: fresh keys are kept apart even without scales.
+/// Number of segments: 2 if fresh keys are a segment of their own, because caches have scales or `apart` demands it.
 __device__ inline int num_segments(const gpu::AttendArgs& a, bool apart) {
   return apart || a.k_scale.data != nullptr || a.v_scale.data != nullptr ? 2 : 1;
 }
+/// Segment `index` of num_segments(): all keys of an item, or its cached keys (0) and its fresh ones (1).
 __device__ inline Segment segment_of(const gpu::AttendArgs& a, const Item& item, int index, bool apart) {
   const int border = num_segments(a, apart) == 2 ? item.lengths.cached_len : INT32_MAX;
   Segment s;

@@ -18,7 +18,7 @@ struct RowAddress {
   bool fresh = false;  ///< the row is in `key` and `value`, whose strides and type differ from the cache's
 };
 
-/// Where 16 aligned cached keys that share a page begin.
+/// Addresses in the caches of K and V at which a block begins. A block is kBlockKeys aligned cached keys of one page.
 struct BlockStarts {
   const Byte* k = nullptr;
   const Byte* v = nullptr;
@@ -38,13 +38,13 @@ struct TileSource {
     return semantics::load_index(t.data, t.dtype, item.slice.req * t.row_stride + position / a.page_size * t.column_stride);
   }
 
-  /// Keys and values from position `position` on to the end of its page.
+  /// Addresses of the key and of the value at `position`, which are cached.
   __device__ BlockStarts cached_rows(int position) const {
     const std::int64_t id = page(position), offset = position % a.page_size;
     return {static_cast<const Byte*>(a.cache_k.data) + a.cache_k.strides.row(id, item.kv_head, offset) * kCacheBytes,
             static_cast<const Byte*>(a.cache_v.data) + a.cache_v.strides.row(id, item.kv_head, offset) * kCacheBytes};
   }
-  /// Addresses that copies of 0 bytes may name.
+  /// Addresses for copies of 0 bytes: such a copy reads nothing, but needs an address.
   __device__ BlockStarts no_rows() const {
     return {static_cast<const Byte*>(a.cache_k.data), static_cast<const Byte*>(a.cache_v.data)};
   }
@@ -71,7 +71,7 @@ struct TileSource {
     return {cached.k, cached.v, false};
   }
 
-  /// Bytes of a copy of 16 of the key at `position`: none of keys that are not in the segment.
+  /// Size of a copy of the key at `position`, bytes: 16, or 0 if the segment [begin, end) does not have the key.
   __device__ static int bytes_of(int position, int begin, int end) { return position >= begin && position < end ? 16 : 0; }
 
   /// A tile of kKeys rows of kDim elements of kBytes (kCacheBytes, or 2 where all keys are fresh), kPitch bytes apart, by threads
@@ -87,7 +87,8 @@ struct TileSource {
                                                          [&](int key) { return bytes_of(first + key, begin, end); });
   }
 
-  /// The same for a tile with fresh rows, or with none at all that are cached. Few tiles are: small code rather than fast.
+  /// Copies a tile as copy_by_blocks() does, if some of its rows are fresh or none is cached. Few tiles are like that, so this
+  /// code is small rather than fast.
   template <int kDim, int kKeys, int kPitch, int kThreads, typename Starts>
   __device__ void copy_fresh_rows(Byte* tile, bool keys, int first, int begin, int end, int thread, Starts&& starts) const {
     constexpr int kChunks = kDim * 2 / 16;
@@ -102,7 +103,7 @@ struct TileSource {
     }
   }
 
-  /// The same for a tile of cached rows. bytes(key): of a copy.
+  /// Copies a tile as copy_by_blocks() does, if all of its rows are cached. bytes(key): size of a copy of key `key`, 16 or 0.
   template <int kBytes, int kDim, int kKeys, int kPitch, int kThreads, typename Starts, typename Bytes>
   __device__ void copy_cached(Byte* tile, bool keys, int thread, Starts&& starts, Bytes&& bytes) const {
     constexpr int kChunks = kDim * kBytes / 16, kRowsPerPass = kThreads / kChunks;
