@@ -5,7 +5,8 @@ With --cuda, the same of what a build has compiled for Hopper, and how long that
 
 Fails if a kernel spills vector registers, uses scratch memory or a dynamic stack, needs more shared memory than a workgroup has, has
 another wave size than its source assumes, or is one for the matrix units without a matrix instruction. Also if it uses instructions
-that the emulators which execute these code objects do not know: the kernels' evidence would end there. Scalar registers that AMD's compiler keeps in lanes of vector registers cost no memory
+that the emulators which execute these code objects do not know: the kernels' evidence would end there; or, of NVIDIA, an address that no
+instruction computes (ptx_addresses.py). Scalar registers that AMD's compiler keeps in lanes of vector registers cost no memory
 traffic and are only printed. Reads the metadata in the code objects itself: nothing but clang-22 and lld-22 is needed.
 
 Of the Hopper kernels (src/backend/cuda/sm90) it fails if one keeps more in local memory than LOCAL_BYTES says, needs more registers than
@@ -29,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kernel_hashes
+import ptx_addresses
 from gpu_objects import amd_kernels, attributes, cubins, sections, symbols, unpack
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,11 +162,11 @@ REPORT = re.compile(r"Function properties for (\S+)\s+(\d+) bytes stack frame, (
 def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
     source = scratch / "kernels.cu"
     source.write_text(text)
-    run = subprocess.run([nvcc(), "-std=c++20", "-arch=sm_90", "-Xptxas", "-v", f"-I{ROOT}/include", f"-I{ROOT}/src", "-cubin",
-                          source, "-o", scratch / "kernels.cubin"], capture_output=True, text=True)
+    run = subprocess.run([nvcc(), "-std=c++20", "-arch=sm_90", "--fmad=false", "-Xptxas", "-v", f"-I{ROOT}/include", f"-I{ROOT}/src",
+                          "-cubin", "--keep", "--keep-dir", scratch, source, "-o", scratch / "kernels.cubin"], capture_output=True, text=True)
     if run.returncode != 0:
         return [], [f"sm_90: does not compile: {run.stderr.strip()[:2000]}"]
-    lines, complaints = [], []
+    lines, complaints = [], [f"sm_90 {c}" for c in ptx_addresses.complaints((scratch / "kernels.ptx").read_text()) if text]
     for name, stack, stores, loads, registers, shared in REPORT.findall(run.stderr):
         lines.append(f"{'sm_90':8} {name:22} registers {registers:3}  shared {shared or 0:>5}  stack {stack}  spills {stores} + {loads}")
         if int(stores) or int(loads):
@@ -394,7 +396,7 @@ def hashes_self_test(scratch: Path) -> "list[str]":
 
 
 def self_test() -> "list[str]":
-    missed = []
+    missed = ptx_addresses.self_test()
     packed = bytes([0x82, 0xA1, 0x61, 0x93, 0x01, 0xE0, 0xCD, 0x01, 0x00, 0xD9, 0x01, 0x62, 0xC3])
     if unpack(packed)[0] != {"a": [1, -32, 256], "b": True}:
         missed.append(f"MessagePack read as {unpack(packed)[0]}")

@@ -66,9 +66,10 @@ TEST(SimtAppend, KAndVOfDifferentHeadDims) {
   for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed})
     for (const auto& [k_dim, v_dim] :
          {std::pair{16, 40}, std::pair{64, 8}, std::pair{512, 64}, std::pair{32, 1}, std::pair{16, 21}}) {
-      SCOPED_TRACE(testing::Message() << name(layout) << " " << k_dim << " " << v_dim);
-      const AppendCase cpu(DType::bf16, DType::bf16, layout, /*gap=*/turn % 2 == 1, 3, k_dim, 1, v_dim);
-      const AppendCase device(DType::bf16, DType::bf16, layout, /*gap=*/turn % 2 == 1, 3, k_dim, 1, v_dim);
+      const DType type = turn % 4 < 2 ? DType::bf16 : DType::f16;
+      SCOPED_TRACE(testing::Message() << name(type) << " " << name(layout) << " " << k_dim << " " << v_dim);
+      const AppendCase cpu(type, type, layout, /*gap=*/turn % 2 == 1, 3, k_dim, 1, v_dim);
+      const AppendCase device(type, type, layout, /*gap=*/turn % 2 == 1, 3, k_dim, 1, v_dim);
       const Status status = append_on_cpu(cpu);
       ASSERT_TRUE(status.ok()) << status.message();
       EXPECT_FALSE(same_bytes(cpu.cache, device.cache)) << "nothing was appended";
@@ -83,7 +84,7 @@ TEST(SimtAppend, KAndVOfUnlikeTypes) {
   for (const auto& [k, v] : unlike_pairs())
     for (const CacheLayout layout : {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed}) {
       const bool wide = k == DType::f32 || v == DType::f32, gap = turn % 2 == 1;
-      const DType source = wide || turn % 3 == 0 ? DType::f32 : DType::bf16;
+      const DType source = wide || turn % 3 == 0 ? DType::f32 : turn % 3 == 1 ? DType::bf16 : DType::f16;
       const int scales = turn % 2 == 0 || k == DType::i8 || v == DType::i8 ? AppendCase::kOfTokens : 2;
       SCOPED_TRACE(testing::Message() << name(layout) << " " << name(k) << "/" << name(v));
       const AppendCase cpu(k, source, layout, gap, 3, 16, scales, 24, v), device(k, source, layout, gap, 3, 16, scales, 24, v);
@@ -152,7 +153,7 @@ TEST(SimtAppend, RowsWiderThanABlock) {
 /// 20 dims are two pieces and a half.
 TEST(SimtAppend, RowsThatEndWithinAPiece) {
   for (const DType stored : {DType::bf16, DType::fp8_e4m3fn, DType::i8})
-    for (const DType source : {DType::bf16, DType::f32}) {
+    for (const DType source : {DType::bf16, DType::f16, DType::f32}) {
       SCOPED_TRACE(testing::Message() << name(stored) << " from " << name(source));
       const int scales = stored == DType::i8 ? AppendCase::kOfTokens : 2;
       const AppendCase cpu(stored, source, CacheLayout::hnd, /*gap=*/false, 3, 20, scales),

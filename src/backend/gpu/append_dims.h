@@ -27,33 +27,31 @@ struct AppendDims {
   float value[kAppendDims];
 };
 
-template <typename Decode>
-QUIRE_DEVICE void decode_word(AppendDims& dims, const AppendWord<16>& word, Decode&& decode) {
-  QUIRE_UNROLL
-  for (int i = 0; i < kAppendDims; ++i)
-    dims.value[i] = decode(static_cast<std::uint16_t>(word.bytes[2 * i] | word.bytes[2 * i + 1] << 8));
-}
-
-template <typename Element, typename Decode>
-QUIRE_DEVICE void decode_elements(AppendDims& dims, const Element* start, std::int64_t step, Decode&& decode) {
-  QUIRE_UNROLL
-  for (int i = 0; i < kAppendDims; ++i)
-    if (i < dims.count) dims.value[i] = decode(start[i * step]);
-}
-
-/// Dims of rows of f32, f16 or bf16 (Q-S06), which have no chunks.
+/// Dims of rows of f32, f16 or bf16 (Q-S06), which have no chunks. A word is copied as a whole before its first code is decoded:
+/// nvcc 13.0 loses the address of bytes that are read later, between branches (tools/ptx_addresses.py).
 QUIRE_DEVICE void load_dims(AppendDims& dims, const RowSource& from) {
-  const auto f16 = [](std::uint16_t code) { return semantics::f16_decode(code); };
-  const auto bf16 = [](std::uint16_t code) { return semantics::bf16_decode(code); };
   const std::int64_t step = from.strides.dim, at = from.strides.row(0, dims.head, dims.token) + dims.first * step;
-  if (from.dtype == DType::f32)
-    return decode_elements(dims, static_cast<const float*>(from.data) + at, step, [](float value) { return value; });
-  const auto* const start = static_cast<const std::uint16_t*>(from.data) + at;
-  if (step == 1 && dims.count == kAppendDims && fits_word<16>(start)) {
-    const auto& word = *reinterpret_cast<const AppendWord<16>*>(start);
-    return from.dtype == DType::bf16 ? decode_word(dims, word, bf16) : decode_word(dims, word, f16);
+  if (from.dtype == DType::f32) {
+    const auto* const start = static_cast<const float*>(from.data) + at;
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i)
+      if (i < dims.count) dims.value[i] = start[i * step];
+    return;
   }
-  return from.dtype == DType::bf16 ? decode_elements(dims, start, step, bf16) : decode_elements(dims, start, step, f16);
+  const auto* const start = static_cast<const std::uint16_t*>(from.data) + at;
+  std::uint16_t codes[kAppendDims] = {};
+  if (step == 1 && dims.count == kAppendDims && fits_word<16>(start)) {
+    const AppendWord<16> word = *reinterpret_cast<const AppendWord<16>*>(start);
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i) codes[i] = static_cast<std::uint16_t>(word.bytes[2 * i] | word.bytes[2 * i + 1] << 8);
+  } else {
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendDims; ++i)
+      if (i < dims.count) codes[i] = start[i * step];
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendDims; ++i)
+    dims.value[i] = from.dtype == DType::bf16 ? semantics::bf16_decode(codes[i]) : semantics::f16_decode(codes[i]);
 }
 
 QUIRE_DEVICE void divide_dims(AppendDims& dims, float divisor) {
