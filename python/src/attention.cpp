@@ -34,27 +34,6 @@ void fill_rows(const std::vector<RowCount>& counts, std::optional<nb::dict>& row
   for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
 }
 
-SmallArrays small_arrays(const PyBatch& batch, const PyCache& cache, const PyOptions* options) {
-  const BatchArrays& a = batch.arrays();
-  SmallArrays kept{.query_start_loc = a.query_start_loc,
-                   .seq_lens = a.seq_lens,
-                   .block_table = a.block_table,
-                   .cached_lens = a.cached_lens,
-                   .k_scale = cache.k_scale(),
-                   .v_scale = cache.v_scale(),
-                   .q_scale = a.q_scale,
-                   .output_scale = a.output_scale,
-                   .causal = a.causal,
-                   .q_begin = a.q_begin,
-                   .key_begin = a.key_begin,
-                   .spans = a.spans,
-                   .prefix_lens = a.prefix_lens,
-                   .tree_mask = a.tree_mask,
-                   .tree_lens = a.tree_lens};
-  if (options != nullptr) kept.alibi_slopes = options->alibi_slopes(), kept.sinks = options->sinks();
-  return kept;
-}
-
 /// Enqueues a call. Waits for the device's findings if asked to; else the next call and synchronize() report them.
 void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options,
                    std::shared_ptr<const Plan> plan, nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream,
@@ -70,7 +49,7 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
   raise_if_broken(b.query.memory, how.stream);
   const DeviceWorkspace place = device_workspace(batch.arrays().query, quire::workspace_bytes(*plan), workspace, stream);
   const std::span<std::byte> bytes = place.bytes;
-  if (chosen == Wait::no) how.ticket = batch.defer(defer(b, c, o, plan, small_arrays(batch, cache, options)));
+  if (chosen == Wait::no) how.ticket = batch.defer(defer(b, c, o, plan, arrays_of(batch, cache, options)));
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;

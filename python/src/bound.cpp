@@ -24,34 +24,43 @@ using quire::Code;
 using quire::Memory;
 using quire::Plan;
 using quire::Tensor;
+using quire::batch::TensorField;
 
-/// Arrays of one layer and what keeps them alive during the call.
-struct Layer {
-  BatchArrays batch;
+/// Arrays of one layer, and their views.
+struct Layer : CallArrays {
   quire::Padding padding = quire::Padding::refused;
-  ArrayRef k, v, k_scale, v_scale, alibi_slopes, sinks;
 
-  quire::Batch batch_views() const { return batch.views(padding); }
+  quire::Batch batch_views() const {
+    quire::Batch views;
+    set_views(quire::batch::BatchPart{batch}, quire::batch::BatchPart{views});
+    views.padding = padding;
+    return views;
+  }
   quire::KVCache cache_views(quire::CacheLayout layout) const {
-    return {.k = k.view, .v = v.view, .layout = layout, .k_scale = k_scale.view, .v_scale = v_scale.view};
-  }
-  SmallArrays small() const {
-    return {batch.query_start_loc, batch.seq_lens, batch.block_table, batch.cached_lens,  k_scale,        v_scale,
-            alibi_slopes,          sinks,          batch.q_scale,     batch.output_scale, batch.causal,   batch.q_begin,
-            batch.key_begin,       batch.spans,    batch.prefix_lens, batch.tree_mask,    batch.tree_lens};
-  }
-  void check_one_gpu() const {
-    const BatchArrays& b = batch;
-    const auto one = [&](const ArrayRef& array, const char* name) { check_same_gpu(b.query, "query", array, name); };
-    one(b.output, "output"), one(b.lse, "lse"), one(b.key, "key"), one(b.value, "value");
-    one(b.query_start_loc, "query_start_loc"), one(b.seq_lens, "seq_lens"), one(b.block_table, "block_table");
-    one(b.cached_lens, "cached_lens"), one(k, "k"), one(v, "v"), one(k_scale, "k_scale"), one(v_scale, "v_scale");
-    one(alibi_slopes, "alibi_slopes"), one(sinks, "sinks");
-    one(b.q_scale, "q_scale"), one(b.output_scale, "output_scale");
-    one(b.causal, "causal"), one(b.q_begin, "q_begin"), one(b.key_begin, "key_begin");
-    one(b.spans, "spans"), one(b.prefix_lens, "prefix_lens"), one(b.tree_mask, "tree_mask"), one(b.tree_lens, "tree_lens");
+    quire::KVCache views;
+    set_views(quire::batch::CachePart{cache}, quire::batch::CachePart{views});
+    views.layout = layout;
+    return views;
   }
 };
+
+/// What BoundCall.__call__() was given for a tensor; null or None: what was bound.
+using GivenArrays = ForCall<nb::handle>;
+
+/// The purpose of a tensor of a layer.
+Role role_of(quire::batch::Kind kind) {
+  using quire::batch::Kind;
+  switch (kind) {
+    case Kind::rows: return Role::rows;
+    case Kind::cache: return Role::cache;
+    case Kind::floats:
+    case Kind::scale: return Role::f32;
+    case Kind::index: return Role::index;
+    case Kind::flags: return Role::flags;
+    case Kind::block_scale: return Role::any;
+  }
+  return Role::any;
+}
 
 /// An output that the caller did not give: new memory like the query's, with V's head_dim.
 ArrayRef new_output(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream) {
@@ -98,7 +107,7 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
     run_on_host(how, b, c, o);
     return;
   }
-  layer.check_one_gpu();
+  check_one_gpu(layer);
   quire::AttendOptions options{.stream = stream_for(how.stream, layer.batch.query)};
   const Wait wait = wait_of(how.wait, Wait::no, "wait", memory, options.stream);
   raise_if_broken(memory, options.stream);
@@ -110,8 +119,7 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   if (wait == Wait::no && how.part == Part::layer)
     options.ticket = kTicketOfLayers;
   else if (wait == Wait::no)
-    options.ticket =
-        how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.small()) : defer_untold();
+    options.ticket = how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer) : defer_untold();
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
@@ -124,19 +132,12 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
 class PyBoundCall {
  public:
   PyBoundCall(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace)
-      : layout_(cache.views().layout),
-        row_dtype_(quire::name(batch.views().query.dtype)),
-        output_dtype_(batch.output_given() ? quire::name(batch.views().output.dtype) : row_dtype_),
-        cache_dtype_(quire::name(cache.views().k.dtype)) {
+      : layer_{arrays_of(batch, cache, options), batch.views().padding}, layout_(cache.views().layout) {
     const BatchForCall call = batch.to_read(cache);
-    layer_.batch = batch.arrays();
-    layer_.padding = batch.views().padding;
     if (!batch.output_given()) layer_.batch.output = {};
-    layer_.k = cache.k(), layer_.v = cache.v(), layer_.k_scale = cache.k_scale(), layer_.v_scale = cache.v_scale();
-    if (options != nullptr) layer_.alibi_slopes = options->alibi_slopes(), layer_.sinks = options->sinks();
     options_ = options_or_default(options);
     held_ = nb::make_tuple(nb::find(batch), nb::find(cache));  // a scale that was a number lies in the cache
-    layer_.check_one_gpu();
+    check_one_gpu(layer_);
     bound_ = std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(plan, call.views, cache.checked(), options_)));
     workspace_ = workspace.is_none() ? nb::none() : nb::borrow(workspace);
     if (workspace_.is_none() && layer_.batch.query.ordinal >= 0)
@@ -146,40 +147,24 @@ class PyBoundCall {
     check_workspace(layer_.batch.query, place_);
   }
 
-  nb::object call(nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse, nb::handle key,
-                  nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
-                  nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait, bool prepared) const {
+  nb::object call(const GivenArrays& given, nb::handle stream, nb::handle wait, bool prepared) const {
     if (prepared && !prepared_)
       throw_error(Code::invalid_argument, "prepared: True, but prepare() of this BoundCall was never called");
+    check_still_there(place_, "workspace");
     Layer now = layer_;
-    const auto replace = [](ArrayRef& array, nb::handle by, const char* name, Role role, const std::string& dtype,
-                            Access access = Access::read) {
-      if (!by.is_none())
-        array = import_array(by, name, access, dtype, role);
-      else if (array)
-        check_still_there(array, name);
+    const auto replace = [&](const TensorField& f, nb::handle by, ArrayRef& array) {
+      if (by.is_valid() && !by.is_none())
+        array = import_array(by, f.member.data(), access_of(f), type_bound(f, array), role_of(f.kind));
+      else
+        check_still_there(array, f.member.data());
     };
-    replace(now.batch.query, query, "query", Role::rows, row_dtype_);
-    replace(now.k, k, "k", Role::cache, cache_dtype_);
-    replace(now.v, v, "v", Role::cache, cache_dtype_);
-    replace(now.batch.output, output, "output", Role::rows, output_dtype_, Access::write);
-    replace(now.batch.lse, lse, "lse", Role::f32, {}, Access::write);
-    replace(now.batch.key, key, "key", Role::rows, row_dtype_);
-    replace(now.batch.value, value, "value", Role::rows, row_dtype_);
-    replace(now.k_scale, k_scale, "k_scale", Role::f32, {});
-    replace(now.v_scale, v_scale, "v_scale", Role::f32, {});
-    replace(now.alibi_slopes, alibi_slopes, "alibi_slopes", Role::f32, {});
-    replace(now.sinks, sinks, "sinks", Role::f32, {});
-    replace(now.batch.q_scale, q_scale, "q_scale", Role::f32, {});
-    replace(now.batch.output_scale, output_scale, "output_scale", Role::f32, {});
-    check_shared_arrays();
+    quire::batch::for_each_tensor(replace, given, now);
     if (now.batch.query.ordinal != layer_.batch.query.ordinal)
       throw_error(Code::invalid_argument, "query: lives on GPU " + std::to_string(now.batch.query.ordinal) + ", bound on GPU " +
                                               std::to_string(layer_.batch.query.ordinal));
     if (!now.batch.output) now.batch.output = new_output(now.batch.query, now.cache_views(layout_), stream);
     quire::Options o = options_;
-    o.alibi_slopes = now.alibi_slopes.view;
-    o.sinks = now.sinks.view;
+    set_views(quire::batch::OptionsPart{std::as_const(now.options)}, quire::batch::OptionsPart{o});
     run({bound_, place_ ? &place_ : nullptr, stream, wait, true, prepared ? Part::layer : Part::call}, now,
         now.cache_views(layout_), o);
     return array_object(now.batch.output);
@@ -189,7 +174,11 @@ class PyBoundCall {
     Layer first = layer_;
     // No output exists yet if each call makes its own. prepare() writes none, so any memory of the query's shape will do.
     if (!first.batch.output) first.batch.output = new_output(first.batch.query, first.cache_views(layout_), stream);
-    check_shared_arrays();
+    check_still_there(place_, "workspace");
+    const auto check = [](const TensorField& f, const ArrayRef& array) {
+      if (f.of_step()) check_still_there(array, f.member.data());
+    };
+    quire::batch::for_each_tensor(check, layer_);
     run({bound_, place_ ? &place_ : nullptr, stream, wait, true, Part::preparation}, first, first.cache_views(layout_), options_);
     prepared_ = true;
   }
@@ -198,21 +187,14 @@ class PyBoundCall {
   nb::object workspace() const { return workspace_; }
 
  private:
-  /// Throws if an array that all layers share has moved.
-  void check_shared_arrays() const {
-    check_still_there(place_, "workspace");
-    for (const auto& [array, name] : {std::pair{&layer_.batch.query_start_loc, "query_start_loc"},
-                                      {&layer_.batch.seq_lens, "seq_lens"},
-                                      {&layer_.batch.block_table, "block_table"},
-                                      {&layer_.batch.cached_lens, "cached_lens"},
-                                      {&layer_.batch.causal, "causal"},
-                                      {&layer_.batch.q_begin, "q_begin"},
-                                      {&layer_.batch.key_begin, "key_begin"},
-                                      {&layer_.batch.spans, "spans"},
-                                      {&layer_.batch.prefix_lens, "prefix_lens"},
-                                      {&layer_.batch.tree_mask, "tree_mask"},
-                                      {&layer_.batch.tree_lens, "tree_lens"}})
-      check_still_there(*array, name);
+  static Access access_of(const TensorField& f) {
+    return f.access == quire::batch::Access::written ? Access::write : Access::read;
+  }
+
+  /// The type of what was bound, for arrays that hold raw bits. Rows that were not bound have the query's type.
+  std::string type_bound(const TensorField& f, const ArrayRef& bound) const {
+    if (role_of(f.kind) == Role::f32 || (!bound && f.kind != quire::batch::Kind::rows)) return {};
+    return std::string(quire::name(bound ? bound.view.dtype : layer_.batch.query.view.dtype));
   }
 
   bool prepared_ = false;
@@ -223,7 +205,6 @@ class PyBoundCall {
   std::shared_ptr<const BoundAttend> bound_;
   nb::object workspace_;
   ArrayRef place_;
-  std::string row_dtype_, output_dtype_, cache_dtype_;
 };
 
 /// Calls that were made before, the last one first. A plan for a GPU depends on shapes and bounds alone, so a call that differs
@@ -358,16 +339,16 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                                                                : import_index(cached_lens, "cached_lens", query);
   now.batch.key = import_array(key, "key", Access::read, {}, Role::rows);
   now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
-  now.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
-  now.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
+  now.cache.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
+  now.cache.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
   now.batch.output = output.is_none() ? new_output(now.batch.query, now.cache_views(*known), stream)
                                       : import_array(output, "output", Access::write, {}, Role::rows);
-  now.k_scale = import_scale(k_scale, "k_scale", now.k, scales[0]);
-  now.v_scale = import_scale(v_scale, "v_scale", now.k, scales[1]);
+  now.cache.k_scale = import_scale(k_scale, "k_scale", now.cache.k, scales[0]);
+  now.cache.v_scale = import_scale(v_scale, "v_scale", now.cache.k, scales[1]);
   now.batch.q_scale = import_scale(q_scale, "q_scale", now.batch.query, scales[2]);
   now.batch.output_scale = import_scale(output_scale, "output_scale", now.batch.query, scales[3]);
-  now.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
-  now.sinks = import_array(sinks, "sinks", Access::read, {}, Role::f32);
+  now.options.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
+  now.options.sinks = import_array(sinks, "sinks", Access::read, {}, Role::f32);
   const bool one_flag = PyBool_Check(causal.ptr()) != 0;
   if (!one_flag) now.batch.causal = import_flags(causal, "causal", query);
   now.batch.q_begin = import_index(q_begin, "q_begin", query);
@@ -379,8 +360,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   const quire::Options o{.softmax_scale = softmax_scale,
                          .sliding_window = sliding_window,
                          .logits_soft_cap = logits_soft_cap,
-                         .alibi_slopes = now.alibi_slopes.view,
-                         .sinks = now.sinks.view,
+                         .alibi_slopes = now.options.alibi_slopes.view,
+                         .sinks = now.options.sinks.view,
                          .causal = !one_flag || causal.is(Py_True),
                          .window_right = window_right,
                          .attention_chunk = attention_chunk,
@@ -446,17 +427,35 @@ that break a rule (output that shares memory, say) before any output byte change
 void bind_bound(nb::module_& m) {
   nb::class_<PyBoundCall>(m, "BoundCall", kBoundDoc)
       .def(
-          "__call__", &PyBoundCall::call, nb::arg("query") = nb::none(), nb::arg("k") = nb::none(), nb::arg("v") = nb::none(),
-          nb::arg("output") = nb::none(), nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
+          "__call__",
+          [](const PyBoundCall& self, nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse,
+             nb::handle key, nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
+             nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait, bool prepared,
+             nb::handle k_block_scale, nb::handle v_block_scale) {
+            const GivenArrays given{.batch = {.query = query,
+                                              .output = output,
+                                              .key = key,
+                                              .value = value,
+                                              .lse = lse,
+                                              .q_scale = q_scale,
+                                              .output_scale = output_scale},
+                                    .cache = {k, v, k_scale, v_scale, k_block_scale, v_block_scale},
+                                    .options = {alibi_slopes, sinks}};
+            return self.call(given, stream, wait, prepared);
+          },
+          nb::arg("query") = nb::none(), nb::arg("k") = nb::none(), nb::arg("v") = nb::none(), nb::arg("output") = nb::none(),
+          nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
           nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
           nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("q_scale") = nb::none(), nb::arg("output_scale") = nb::none(),
           nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(), nb::arg("prepared") = false,
+          nb::arg("k_block_scale") = nb::none(), nb::arg("v_block_scale") = nb::none(),
           nb::sig("def __call__(self, query: typing.Any | None = None, k: typing.Any | None = None, v: typing.Any | None = None, "
                   "output: typing.Any | None = None, lse: typing.Any | None = None, key: typing.Any | None = None, "
                   "value: typing.Any | None = None, k_scale: typing.Any | None = None, v_scale: typing.Any | None = None, "
                   "alibi_slopes: typing.Any | None = None, sinks: typing.Any | None = None, *, "
                   "q_scale: typing.Any | None = None, output_scale: typing.Any | None = None, "
-                  "stream: typing.Any | None = None, wait: bool | None = None, prepared: bool = False) -> typing.Any"),
+                  "stream: typing.Any | None = None, wait: bool | None = None, prepared: bool = False, "
+                  "k_block_scale: typing.Any | None = None, v_block_scale: typing.Any | None = None) -> typing.Any"),
           kCallDoc)
       .def("prepare", &PyBoundCall::prepare, nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
            nb::sig("def prepare(self, *, stream: typing.Any | None = None, wait: bool | None = None) -> None"), kPrepareDoc)

@@ -17,7 +17,7 @@ struct Deferred {
   quire::KVCache cache;
   quire::Options options;
   std::shared_ptr<const quire::Plan> plan;
-  SmallArrays kept;
+  CallArrays kept;
 };
 
 /// The last so many calls. Leaked, because static Python objects would outlive the interpreter. Guarded by the GIL.
@@ -86,11 +86,16 @@ DeviceError.)";
 }  // namespace
 
 std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,
-                    std::shared_ptr<const quire::Plan> plan, SmallArrays kept) {
+                    std::shared_ptr<const quire::Plan> plan, const CallArrays& arrays) {
   Remembered& all = remembered();
   const std::uint64_t ticket = ++all.last;
   Deferred& call = all.calls[ticket % kRemembered];
-  call = {ticket, batch, cache, options, std::move(plan), std::move(kept)};
+  call = {ticket, batch, cache, options, std::move(plan), {}};
+  const auto keep = [](const quire::batch::TensorField& f, const ArrayRef& array, ArrayRef& kept) {
+    const bool of_values = f.of_step() || f.kind == quire::batch::Kind::floats || f.kind == quire::batch::Kind::scale;
+    if (of_values && f.access == quire::batch::Access::read) kept = array;
+  };
+  quire::batch::for_each_tensor(keep, arrays, call.kept);
   call.batch.slot_mapping = call.batch.request_ids = {};  // attend() does not look at their values
   return ticket;
 }

@@ -9,14 +9,10 @@
 
 namespace quire_python {
 
-/// The arrays of a call whose values say which rule it broke: lengths, tables, scales.
-struct SmallArrays {
-  ArrayRef query_start_loc, seq_lens, block_table, cached_lens, k_scale, v_scale, alibi_slopes, sinks, q_scale, output_scale;
-  ArrayRef causal, q_begin, key_begin, spans, prefix_lens, tree_mask, tree_lens;
-};
-/// Remembers a call by a new ticket, for a while: its small arrays and plan. Query, output and cache are not kept alive.
+/// Remembers a call by a new ticket, for a while: its plan, and of `arrays` those whose values say which rule it broke: lengths,
+/// tables, scales. Query, output and cache are not kept alive.
 std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,
-                    std::shared_ptr<const quire::Plan> plan, SmallArrays kept);
+                    std::shared_ptr<const quire::Plan> plan, const CallArrays& arrays);
 /// A ticket without kept tensors, for arrays that must not be referenced: the broken rule cannot be named then.
 std::uint64_t defer_untold();
 /// The ticket of all prepared layers; the preparation's ticket reports broken rules of lengths and tables.

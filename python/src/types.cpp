@@ -20,37 +20,43 @@ namespace {
 using quire::Code;
 using quire::Tensor;
 
-template <typename Visit>
-void for_each_array(const BatchArrays& a, Visit&& visit) {
-  visit(a.query, "query");
-  visit(a.output, "output");
-  visit(a.query_start_loc, "query_start_loc");
-  visit(a.seq_lens, "seq_lens");
-  visit(a.block_table, "block_table");
-  visit(a.cached_lens, "cached_lens");
-  visit(a.causal, "causal");
-  visit(a.q_begin, "q_begin");
-  visit(a.key_begin, "key_begin");
-  visit(a.spans, "spans");
-  visit(a.prefix_lens, "prefix_lens");
-  visit(a.tree_mask, "tree_mask");
-  visit(a.tree_lens, "tree_lens");
-  visit(a.key, "key");
-  visit(a.value, "value");
-  visit(a.slot_mapping, "slot_mapping");
-  visit(a.lse, "lse");
-  visit(a.request_ids, "request_ids");
-  visit(a.q_scale, "q_scale");
-  visit(a.output_scale, "output_scale");
+using quire::batch::BatchPart;
+using quire::batch::CachePart;
+using quire::batch::for_each_tensor;
+using quire::batch::Kind;
+using quire::batch::OptionsPart;
+using quire::batch::TensorField;
+
+/// Raises if an array of these parts moved since it was imported.
+template <typename Arrays>
+void check_all_still_there(const Arrays& arrays) {
+  for_each_tensor([](const TensorField& f, const ArrayRef& array) { check_still_there(array, f.member.data()); }, arrays);
+}
+
+/// Raises if an array of these parts is on another GPU than `first`.
+template <typename Arrays>
+void check_all_with(const ArrayRef& first, const char* first_name, const Arrays& arrays) {
+  const auto check = [&](const TensorField& f, const ArrayRef& array) {
+    check_same_gpu(first, first_name, array, f.member.data());
+  };
+  for_each_tensor(check, arrays);
+}
+
+/// Arrays of views that `owner` keeps alive.
+template <typename Views, typename Arrays>
+void own_views(const Views& views, const Arrays& arrays, nb::handle owner) {
+  for_each_tensor([&](const TensorField&, const Tensor& view, ArrayRef& array) { array = owned_view(view, owner); }, views,
+                  arrays);
 }
 
 std::string describe(const PyBatch& batch) {
   std::string text = "Batch(";
-  for_each_array(batch.arrays(), [&](const ArrayRef& array, const char* name) {
+  const auto add = [&](const TensorField& f, const ArrayRef& array) {
     if (!array) return;
     if (text.size() > 6) text += ", ";
-    text += std::string(name) + "=" + quire::to_string(array.view);
-  });
+    text += std::string(f.member) + "=" + quire::to_string(array.view);
+  };
+  for_each_tensor(add, BatchPart{batch.arrays()});
   if (batch.views().padding != quire::Padding::refused)
     text += ", padding=\"" + std::string(quire::name(batch.views().padding)) + "\"";
   return text + ")";
@@ -68,13 +74,12 @@ quire::Padding read_padding(const Arguments& given) {
 }
 
 std::string describe(const PyCache& cache) {
-  std::string text = "KVCache(k=" + quire::to_string(cache.k().view) + ", v=" + quire::to_string(cache.v().view) +
-                     ", layout=" + std::string(quire::name(cache.views().layout));
-  if (cache.k_scale()) text += ", k_scale=" + quire::to_string(cache.k_scale().view);
-  if (cache.v_scale()) text += ", v_scale=" + quire::to_string(cache.v_scale().view);
-  if (cache.k_block_scale()) text += ", k_block_scale=" + quire::to_string(cache.k_block_scale().view);
-  if (cache.v_block_scale()) text += ", v_block_scale=" + quire::to_string(cache.v_block_scale().view);
-  return text + ")";
+  std::string text = "KVCache(";
+  const auto add = [&](const TensorField& f, const ArrayRef& array) {
+    if (array) text += std::string(f.member) + "=" + quire::to_string(array.view) + ", ";
+  };
+  for_each_tensor(add, CachePart{cache.arrays()});
+  return text + "layout=" + std::string(quire::name(cache.views().layout)) + ")";
 }
 
 std::string describe(const PyOptions& options) {
@@ -86,8 +91,8 @@ std::string describe(const PyOptions& options) {
   if (o.softmax_scale) add("softmax_scale", std::to_string(*o.softmax_scale));
   if (o.sliding_window) add("sliding_window", std::to_string(*o.sliding_window));
   if (o.logits_soft_cap) add("logits_soft_cap", std::to_string(*o.logits_soft_cap));
-  if (options.alibi_slopes()) add("alibi_slopes", quire::to_string(o.alibi_slopes));
-  if (options.sinks()) add("sinks", quire::to_string(o.sinks));
+  if (o.alibi_slopes.present()) add("alibi_slopes", quire::to_string(o.alibi_slopes));
+  if (o.sinks.present()) add("sinks", quire::to_string(o.sinks));
   if (!o.causal) add("causal", "False");
   if (o.window_right) add("window_right", std::to_string(*o.window_right));
   if (o.attention_chunk) add("attention_chunk", std::to_string(*o.attention_chunk));
@@ -227,26 +232,9 @@ void bind_batch(nb::module_& m) {
                   "key_begin: numpy.typing.ArrayLike | None = None, spans: numpy.typing.ArrayLike | None = None, "
                   "prefix_lens: numpy.typing.ArrayLike | None = None, tree_mask: typing.Any | None = None, "
                   "tree_lens: numpy.typing.ArrayLike | None = None) -> None"))
-      .def_prop_ro("query", get(&BatchArrays::query), nb::sig("def query(self) -> typing.Any"))
-      .def_prop_ro("output", get(&BatchArrays::output), nb::sig("def output(self) -> typing.Any"))
-      .def_prop_ro("query_start_loc", get(&BatchArrays::query_start_loc), nb::sig("def query_start_loc(self) -> typing.Any"))
-      .def_prop_ro("seq_lens", get(&BatchArrays::seq_lens), nb::sig("def seq_lens(self) -> typing.Any"))
-      .def_prop_ro("block_table", get(&BatchArrays::block_table), nb::sig("def block_table(self) -> typing.Any"))
-      .def_prop_ro("cached_lens", get(&BatchArrays::cached_lens), nb::sig("def cached_lens(self) -> typing.Any"))
-      .def_prop_ro("key", get(&BatchArrays::key), nb::sig("def key(self) -> typing.Any"))
-      .def_prop_ro("value", get(&BatchArrays::value), nb::sig("def value(self) -> typing.Any"))
-      .def_prop_ro("slot_mapping", get(&BatchArrays::slot_mapping), nb::sig("def slot_mapping(self) -> typing.Any"))
-      .def_prop_ro("lse", get(&BatchArrays::lse), nb::sig("def lse(self) -> typing.Any"))
-      .def_prop_ro("request_ids", get(&BatchArrays::request_ids), nb::sig("def request_ids(self) -> typing.Any"))
-      .def_prop_ro("q_scale", get(&BatchArrays::q_scale), nb::sig("def q_scale(self) -> typing.Any"))
-      .def_prop_ro("causal", get(&BatchArrays::causal), nb::sig("def causal(self) -> typing.Any"))
-      .def_prop_ro("q_begin", get(&BatchArrays::q_begin), nb::sig("def q_begin(self) -> typing.Any"))
-      .def_prop_ro("key_begin", get(&BatchArrays::key_begin), nb::sig("def key_begin(self) -> typing.Any"))
-      .def_prop_ro("spans", get(&BatchArrays::spans), nb::sig("def spans(self) -> typing.Any"))
-      .def_prop_ro("prefix_lens", get(&BatchArrays::prefix_lens), nb::sig("def prefix_lens(self) -> typing.Any"))
-      .def_prop_ro("tree_mask", get(&BatchArrays::tree_mask), nb::sig("def tree_mask(self) -> typing.Any"))
-      .def_prop_ro("tree_lens", get(&BatchArrays::tree_lens), nb::sig("def tree_lens(self) -> typing.Any"))
-      .def_prop_ro("output_scale", get(&BatchArrays::output_scale), nb::sig("def output_scale(self) -> typing.Any"))
+#define QUIRE_BATCH_TENSOR(member, ...) \
+  .def_prop_ro(#member, get(&BatchArrays::member), nb::sig("def " #member "(self) -> typing.Any"))
+#include "batch/fields.inc"
       .def_prop_ro(
           "dtype", [](const PyBatch& batch) { return std::string(quire::name(batch.views().query.dtype)); },
           "Element type of query, key and value: \"f32\", \"f16\", \"bf16\" or \"fp8_e4m3fn\".")
@@ -259,90 +247,40 @@ void bind_batch(nb::module_& m) {
 
 }  // namespace
 
-quire::Batch BatchArrays::views(quire::Padding padding) const {
-  return {.query = query.view,
-          .output = output.view,
-          .query_start_loc = query_start_loc.view,
-          .seq_lens = seq_lens.view,
-          .block_table = block_table.view,
-          .cached_lens = cached_lens.view,
-          .key = key.view,
-          .value = value.view,
-          .slot_mapping = slot_mapping.view,
-          .lse = lse.view,
-          .request_ids = request_ids.view,
-          .padding = padding,
-          .q_scale = q_scale.view,
-          .output_scale = output_scale.view,
-          .causal = causal.view,
-          .q_begin = q_begin.view,
-          .key_begin = key_begin.view,
-          .spans = spans.view,
-          .prefix_lens = prefix_lens.view,
-          .tree_mask = tree_mask.view,
-          .tree_lens = tree_lens.view};
-}
-
 PyBatch::PyBatch(const Arguments& given) {
   const std::string dtype = given.dtype("dtype").value_or("");
-  const auto rows = [&](const char* name, Access access = Access::read) {
-    return import_array(given.get(name), name, access, dtype, Role::rows);
-  };
   const nb::object query = given.required("query");
-  const auto index = [&](const char* name) { return import_index(given.get(name), name, query); };
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
   for (const char* name : {"query_start_loc", "seq_lens", "block_table"}) given.required(name);
-  arrays_.query = rows("query");
   output_given_ = !given.get("output").is_none();
-  arrays_.output = rows("output", Access::write);
-  arrays_.query_start_loc = index("query_start_loc");
-  arrays_.seq_lens = index("seq_lens");
-  arrays_.block_table = index("block_table");
-  arrays_.cached_lens = index("cached_lens");
-  arrays_.key = rows("key");
-  arrays_.value = rows("value");
-  arrays_.slot_mapping = index("slot_mapping");
-  arrays_.lse = import_array(given.get("lse"), "lse", Access::write, {}, Role::f32);
-  arrays_.request_ids = index("request_ids");
-  arrays_.causal = import_flags(given.get("causal"), "causal", query);
-  arrays_.q_begin = index("q_begin");
-  arrays_.key_begin = index("key_begin");
-  arrays_.spans = index("spans");
-  arrays_.prefix_lens = index("prefix_lens");
-  arrays_.tree_mask = import_array(given.get("tree_mask"), "tree_mask", Access::read, {}, Role::flags);
-  arrays_.tree_lens = index("tree_lens");
-  arrays_.q_scale = import_scale(given.get("q_scale"), "q_scale", arrays_.query, scalars_[0]);
-  arrays_.output_scale = import_scale(given.get("output_scale"), "output_scale", arrays_.query, scalars_[1]);
-  const BatchArrays& a = arrays_;
-  for_each_array(a, [&](const ArrayRef& array, const char* name) { check_same_gpu(a.query, "query", array, name); });
-  views_ = a.views(read_padding(given));
+  std::size_t scalar = 0;
+  const auto import = [&](const TensorField& f, ArrayRef& array) {
+    const char* name = f.member.data();
+    const Access access = f.access == quire::batch::Access::written ? Access::write : Access::read;
+    switch (f.kind) {
+      case Kind::rows: array = import_array(given.get(name), name, access, dtype, Role::rows); break;
+      case Kind::index: array = import_index(given.get(name), name, query); break;
+      case Kind::floats: array = import_array(given.get(name), name, access, {}, Role::f32); break;
+      case Kind::scale: array = import_scale(given.get(name), name, arrays_.query, scalars_[scalar++]); break;
+      case Kind::flags: {
+        const nb::object flags = given.get(name);
+        array = f.member == "causal" ? import_flags(flags, name, query) : import_array(flags, name, access, {}, Role::flags);
+        break;
+      }
+      case Kind::cache:
+      case Kind::block_scale: break;  // Batch has none
+    }
+  };
+  for_each_tensor(import, BatchPart{arrays_});
+  check_all_with(arrays_.query, "query", BatchPart{arrays_});
+  set_views(BatchPart{std::as_const(arrays_)}, BatchPart{views_});
+  views_.padding = read_padding(given);
 }
 
-PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) {
-  arrays_ = {.query = owned_view(b.query, owner),
-             .output = owned_view(b.output, owner),
-             .query_start_loc = owned_view(b.query_start_loc, owner),
-             .seq_lens = owned_view(b.seq_lens, owner),
-             .block_table = owned_view(b.block_table, owner),
-             .cached_lens = owned_view(b.cached_lens, owner),
-             .key = owned_view(b.key, owner),
-             .value = owned_view(b.value, owner),
-             .slot_mapping = owned_view(b.slot_mapping, owner),
-             .lse = owned_view(b.lse, owner),
-             .request_ids = owned_view(b.request_ids, owner),
-             .q_scale = owned_view(b.q_scale, owner),
-             .output_scale = owned_view(b.output_scale, owner),
-             .causal = owned_view(b.causal, owner),
-             .q_begin = owned_view(b.q_begin, owner),
-             .key_begin = owned_view(b.key_begin, owner),
-             .spans = owned_view(b.spans, owner),
-             .prefix_lens = owned_view(b.prefix_lens, owner),
-             .tree_mask = owned_view(b.tree_mask, owner),
-             .tree_lens = owned_view(b.tree_lens, owner)};
-}
+PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) { own_views(BatchPart{b}, BatchPart{arrays_}, owner); }
 
 const quire::Batch& PyBatch::checked() const {
-  for_each_array(arrays_, [](const ArrayRef& array, const char* name) { check_still_there(array, name); });
+  check_all_still_there(BatchPart{arrays_});
   return views_;
 }
 
@@ -423,78 +361,67 @@ PyCache::PyCache(const Arguments& given) {
   const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
   if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
   const std::string dtype = given.dtype("dtype").value_or("");
-  k_ = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
-  v_ = import_array(given.required("v"), "v", Access::read, given.dtype("v_dtype").value_or(dtype), Role::cache);
-  k_scale_ = import_scale(given.get("k_scale"), "k_scale", k_, scalars_[0]);
-  v_scale_ = import_scale(given.get("v_scale"), "v_scale", k_, scalars_[1]);
-  check_same_gpu(k_, "k", v_, "v");
-  check_same_gpu(k_, "k", k_scale_, "k_scale");
-  check_same_gpu(k_, "k", v_scale_, "v_scale");
-  k_block_scale_ = import_block_scales(given.get("k_block_scale"), "k_block_scale", k_.view.dtype);
-  v_block_scale_ = import_block_scales(given.get("v_block_scale"), "v_block_scale", v_.view.dtype);
-  check_same_gpu(k_, "k", k_block_scale_, "k_block_scale");
-  check_same_gpu(k_, "k", v_block_scale_, "v_block_scale");
-  views_ = {.k = k_.view,
-            .v = v_.view,
-            .layout = *known,
-            .k_scale = k_scale_.view,
-            .v_scale = v_scale_.view,
-            .k_block_scale = k_block_scale_.view,
-            .v_block_scale = v_block_scale_.view};
+  CacheArrays& a = arrays_;
+  a.k = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
+  a.v = import_array(given.required("v"), "v", Access::read, given.dtype("v_dtype").value_or(dtype), Role::cache);
+  a.k_scale = import_scale(given.get("k_scale"), "k_scale", a.k, scalars_[0]);
+  a.v_scale = import_scale(given.get("v_scale"), "v_scale", a.k, scalars_[1]);
+  a.k_block_scale = import_block_scales(given.get("k_block_scale"), "k_block_scale", a.k.view.dtype);
+  a.v_block_scale = import_block_scales(given.get("v_block_scale"), "v_block_scale", a.v.view.dtype);
+  check_all_with(a.k, "k", CachePart{a});
+  set_views(CachePart{a}, CachePart{views_});
+  views_.layout = *known;
 }
 
-PyCache::PyCache(const quire::KVCache& cache, nb::handle owner)
-    : k_(owned_view(cache.k, owner)),
-      v_(owned_view(cache.v, owner)),
-      k_scale_(owned_view(cache.k_scale, owner)),
-      v_scale_(owned_view(cache.v_scale, owner)),
-      k_block_scale_(owned_view(cache.k_block_scale, owner)),
-      v_block_scale_(owned_view(cache.v_block_scale, owner)),
-      views_(cache) {}
+PyCache::PyCache(const quire::KVCache& cache, nb::handle owner) : views_(cache) {
+  own_views(CachePart{cache}, CachePart{arrays_}, owner);
+}
 
 const quire::KVCache& PyCache::checked() const {
-  check_still_there(k_, "k");
-  check_still_there(v_, "v");
-  check_still_there(k_scale_, "k_scale");
-  check_still_there(v_scale_, "v_scale");
-  check_still_there(k_block_scale_, "k_block_scale");
-  check_still_there(v_block_scale_, "v_block_scale");
+  check_all_still_there(CachePart{arrays_});
   return views_;
 }
 
 const quire::KVCache& PyCache::checked_for_write() const {
-  if (k_ && !k_.writable) throw_error(Code::invalid_argument, "k: the array is read-only, but it is written");
-  if (v_ && !v_.writable) throw_error(Code::invalid_argument, "v: the array is read-only, but it is written");
-  check_scale_writable(k_scale_, "k_scale");
-  check_scale_writable(v_scale_, "v_scale");
-  check_scale_writable(k_block_scale_, "k_block_scale");
-  check_scale_writable(v_block_scale_, "v_block_scale");
+  const auto check = [](const TensorField& f, const ArrayRef& array) {
+    if (f.kind != Kind::cache) return check_scale_writable(array, f.member.data());
+    if (array && !array.writable)
+      throw_error(Code::invalid_argument, std::string(f.member) + ": the array is read-only, but it is written");
+  };
+  for_each_tensor(check, CachePart{arrays_});
   return checked();
 }
 
-PyOptions::PyOptions(const Arguments& given)
-    : alibi_slopes_(import_floats(given.get("alibi_slopes"), "alibi_slopes")),
-      sinks_(import_floats(given.get("sinks"), "sinks")) {
+PyOptions::PyOptions(const Arguments& given) {
+  const auto import = [&](const TensorField& f, ArrayRef& array) {
+    array = import_floats(given.get(f.member.data()), f.member.data());
+  };
+  for_each_tensor(import, OptionsPart{arrays_});
   views_ = {.softmax_scale = given.number("softmax_scale"),
             .sliding_window = given.integer("sliding_window"),
             .logits_soft_cap = given.number("logits_soft_cap"),
-            .alibi_slopes = alibi_slopes_.view,
-            .sinks = sinks_.view,
             .causal = given.flag("causal", true),
             .window_right = given.integer("window_right"),
             .attention_chunk = given.integer("attention_chunk"),
             .prefix_len = given.integer("prefix_len"),
             .spans_beyond_window = given.flag("spans_beyond_window", false)};
+  set_views(OptionsPart{std::as_const(arrays_)}, OptionsPart{views_});
 }
 
-PyOptions::PyOptions(const quire::Options& options, nb::handle owner)
-    : alibi_slopes_(owned_view(options.alibi_slopes, owner)), sinks_(owned_view(options.sinks, owner)), views_(options) {}
+PyOptions::PyOptions(const quire::Options& options, nb::handle owner) : views_(options) {
+  own_views(OptionsPart{options}, OptionsPart{arrays_}, owner);
+}
 
 const quire::Options& PyOptions::checked() const {
-  check_still_there(alibi_slopes_, "alibi_slopes");
-  check_still_there(sinks_, "sinks");
+  check_all_still_there(OptionsPart{arrays_});
   return views_;
 }
+
+CallArrays arrays_of(const PyBatch& batch, const PyCache& cache, const PyOptions* options) {
+  return {batch.arrays(), cache.arrays(), options != nullptr ? options->arrays() : OptionsArrays()};
+}
+
+void check_one_gpu(const CallArrays& arrays) { check_all_with(arrays.batch.query, "query", arrays); }
 
 const quire::Options& options_or_default(const PyOptions* options) {
   static const quire::Options kDefault;
@@ -544,20 +471,10 @@ void bind_types(nb::module_& m) {
                   "k_scale: numpy.typing.ArrayLike | None = None, v_scale: numpy.typing.ArrayLike | None = None, "
                   "dtype: typing.Any | None = None, v_dtype: typing.Any | None = None, "
                   "k_block_scale: typing.Any | None = None, v_block_scale: typing.Any | None = None) -> None"))
-      .def_prop_ro(
-          "k", [](const PyCache& c) { return array_object(c.k()); }, nb::sig("def k(self) -> typing.Any"))
-      .def_prop_ro(
-          "v", [](const PyCache& c) { return array_object(c.v()); }, nb::sig("def v(self) -> typing.Any"))
-      .def_prop_ro(
-          "k_scale", [](const PyCache& c) { return array_object(c.k_scale()); }, nb::sig("def k_scale(self) -> typing.Any"))
-      .def_prop_ro(
-          "v_scale", [](const PyCache& c) { return array_object(c.v_scale()); }, nb::sig("def v_scale(self) -> typing.Any"))
-      .def_prop_ro(
-          "k_block_scale", [](const PyCache& c) { return array_object(c.k_block_scale()); },
-          nb::sig("def k_block_scale(self) -> typing.Any"))
-      .def_prop_ro(
-          "v_block_scale", [](const PyCache& c) { return array_object(c.v_block_scale()); },
-          nb::sig("def v_block_scale(self) -> typing.Any"))
+#define QUIRE_CACHE_TENSOR(member, ...) \
+  .def_prop_ro(                         \
+      #member, [](const PyCache& c) { return array_object(c.arrays().member); }, nb::sig("def " #member "(self) -> typing.Any"))
+#include "batch/fields.inc"
       .def_prop_ro("layout", [](const PyCache& c) { return std::string(quire::name(c.views().layout)); })
       .def_prop_ro("dtype", [](const PyCache& c) { return std::string(quire::name(c.views().k.dtype)); })
       .def_prop_ro("v_dtype", [](const PyCache& c) { return std::string(quire::name(c.views().v.dtype)); })
@@ -584,11 +501,11 @@ void bind_types(nb::module_& m) {
       .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
       .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
       .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })
-      .def_prop_ro(
-          "alibi_slopes", [](const PyOptions& o) { return array_object(o.alibi_slopes()); },
-          nb::sig("def alibi_slopes(self) -> typing.Any"))
-      .def_prop_ro(
-          "sinks", [](const PyOptions& o) { return array_object(o.sinks()); }, nb::sig("def sinks(self) -> typing.Any"))
+#define QUIRE_OPTIONS_TENSOR(member, ...)                                          \
+  .def_prop_ro(                                                                    \
+      #member, [](const PyOptions& o) { return array_object(o.arrays().member); }, \
+      nb::sig("def " #member "(self) -> typing.Any"))
+#include "batch/fields.inc"
       .def_prop_ro("causal", [](const PyOptions& o) { return o.views().causal; })
       .def_prop_ro("window_right", [](const PyOptions& o) { return o.views().window_right; })
       .def_prop_ro("attention_chunk", [](const PyOptions& o) { return o.views().attention_chunk; })

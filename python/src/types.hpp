@@ -12,6 +12,7 @@
 
 #include "arguments.hpp"
 #include "arrays.hpp"
+#include "batch/fields.h"
 #include "quire/quire.hpp"
 
 namespace quire_python {
@@ -19,13 +20,39 @@ namespace quire_python {
 /// "left" or "zero"; raises for other names.
 quire::Padding padding_named(const std::string& text);
 
-struct BatchArrays {
-  ArrayRef query, output, query_start_loc, seq_lens, block_table, cached_lens, key, value, slot_mapping, lse, request_ids;
-  ArrayRef q_scale, output_scale;
-  ArrayRef causal, q_begin, key_begin, spans, prefix_lens, tree_mask, tree_lens;
-
-  quire::Batch views(quire::Padding padding) const;
+/// A T for each tensor of a call: arrays, or handles of what was given.
+template <typename T>
+struct ForBatch {
+#define QUIRE_BATCH_TENSOR(member, ...) T member;
+#include "batch/fields.inc"
 };
+template <typename T>
+struct ForCache {
+#define QUIRE_CACHE_TENSOR(member, ...) T member;
+#include "batch/fields.inc"
+};
+template <typename T>
+struct ForOptions {
+#define QUIRE_OPTIONS_TENSOR(member, ...) T member;
+#include "batch/fields.inc"
+};
+template <typename T>
+struct ForCall {
+  ForBatch<T> batch;
+  ForCache<T> cache;
+  ForOptions<T> options;
+};
+using BatchArrays = ForBatch<ArrayRef>;
+using CacheArrays = ForCache<ArrayRef>;
+using OptionsArrays = ForOptions<ArrayRef>;
+using CallArrays = ForCall<ArrayRef>;
+
+/// Makes the tensors of `views`, parts of a call, the views of `arrays`.
+template <typename Arrays, typename Views>
+void set_views(const Arrays& arrays, const Views& views) {
+  quire::batch::for_each_tensor([](const auto&, const ArrayRef& array, quire::Tensor& view) { view = array.view; }, arrays,
+                                views);
+}
 
 /// A batch for one call: views with an output, and what keeps that output alive.
 struct BatchForCall {
@@ -76,15 +103,11 @@ class PyCache {
   /// Returns checked() for a call that writes; raises if k or v is read-only.
   const quire::KVCache& checked_for_write() const;
   const quire::KVCache& views() const { return views_; }
-  const ArrayRef& k() const { return k_; }
-  const ArrayRef& v() const { return v_; }
-  const ArrayRef& k_scale() const { return k_scale_; }
-  const ArrayRef& v_scale() const { return v_scale_; }
-  const ArrayRef& k_block_scale() const { return k_block_scale_; }
-  const ArrayRef& v_block_scale() const { return v_block_scale_; }
+  const CacheArrays& arrays() const { return arrays_; }
+  const ArrayRef& k() const { return arrays_.k; }
 
  private:
-  ArrayRef k_, v_, k_scale_, v_scale_, k_block_scale_, v_block_scale_;
+  CacheArrays arrays_;
   std::array<float, 2> scalars_{};  ///< scales given as Python numbers
   quire::KVCache views_;
 };
@@ -98,11 +121,10 @@ class PyOptions {
 
   const quire::Options& checked() const;
   const quire::Options& views() const { return views_; }
-  const ArrayRef& alibi_slopes() const { return alibi_slopes_; }
-  const ArrayRef& sinks() const { return sinks_; }
+  const OptionsArrays& arrays() const { return arrays_; }
 
  private:
-  ArrayRef alibi_slopes_, sinks_;
+  OptionsArrays arrays_;
   quire::Options views_;
 };
 
@@ -112,6 +134,11 @@ nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::hand
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
 /// Refuses scales of tokens that append() could not write.
 void check_scale_writable(const ArrayRef& scale, const char* name);
+
+/// The arrays of a call; null options mean defaults.
+CallArrays arrays_of(const PyBatch& batch, const PyCache& cache, const PyOptions* options);
+/// Raises ArgumentError if arrays lie on several GPUs.
+void check_one_gpu(const CallArrays& arrays);
 
 /// Options of a call; null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);

@@ -181,3 +181,41 @@ def test_a_bound_workspace_that_moved_is_noticed():
 
 def test_synchronize_has_nothing_to_say_where_no_gpu_was_used():
     assert quire.synchronize() is None
+
+
+FORMS = ["f32", "f16", "bf16", "fp8_e4m3fn kscale=head vscale=tensor", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz", "i8 kscale=head vscale=head",
+         "i8 kscale=token vscale=token", "fp8_e4m3fn kscale=token vscale=token", "nvfp4", "mxfp4", "nvfp4 kscale=head vscale=head", "f16/nvfp4",
+         "mxfp4/i8 vscale=token", "fp8_e4m3fn/f32", "fp8_ds_mla heads=4:1 d=576 dv=512 latent=1"]  # fmt: skip
+
+
+def case_of(kv):
+    sizes = "" if "heads=" in kv else "heads=4:2 d=64"
+    return quire.make_case(f"q=f32 kv={kv} {sizes} page=16 reqs=3x1@200,50@7 seed=3")
+
+
+@pytest.mark.parametrize("kv", FORMS)
+def test_every_type_of_cache_has_the_bits_of_attend_in_each_layer(kv):
+    first, second = case_of(kv), case_of(kv)  # the second layer has its own memory, and its own rows
+    second.batch.query[...] = second.batch.query[::-1].copy()
+    names = ("k_scale", "v_scale", "k_block_scale", "v_block_scale")
+    scales = {name: array for name in names if (array := getattr(second.cache, name)) is not None}
+    call = quire.bind(first.batch, first.cache, first.options)
+    call.prepare()
+    for prepared in (False, True):
+        assert np.array_equal(call(prepared=prepared), quire.attend(first.batch, first.cache, first.options))
+        out = call(second.batch.query, second.cache.k, second.cache.v, prepared=prepared, **scales)
+        assert np.array_equal(out, quire.attend(second.batch, second.cache, second.options)) and np.isfinite(out).all()
+
+
+def test_block_scales_of_another_shape_or_over_the_output_are_named():
+    case = case_of("nvfp4")
+    call = quire.bind(case.batch, case.cache)
+    for name in ("k_block_scale", "v_block_scale"):
+        scales = getattr(case.cache, name)
+        with pytest.raises(quire.ArgumentError, match=f"bound call: {name} is .* bound as .*bind again"):
+            call(**{name: scales[:-1]})
+        memory = np.zeros(max(scales.nbytes, case.batch.query.nbytes), np.uint8)
+        out = memory[: case.batch.query.nbytes].view(np.float32).reshape(case.batch.query.shape)
+        with pytest.raises(quire.ContractError, match=f"output.*{name}|{name}.*output"):
+            call(output=out, **{name: memory[: scales.nbytes].view(scales.dtype).reshape(scales.shape)})
+        assert not memory.any()

@@ -7,6 +7,7 @@
 
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"
+#include "batch/fields.h"
 #include "contract/values.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
@@ -14,43 +15,26 @@
 namespace quire {
 namespace {
 
+/// A tensor of a call that was bound, and of one that is given.
 struct Pair {
   std::string_view name;
+  bool written;
   const Tensor* bound;
   const Tensor* given;
 };
 
-using Pairs = std::array<Pair, 26>;
+using Pairs = std::array<Pair, batch::kNumTensors>;
+using Call = batch::Call<const Batch, const KVCache, const Options>;
 
-Pairs pairs_of(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
-  return {{{"output", &a.output, &b.output},
-           {"lse", &a.lse, &b.lse},
-           {"query", &a.query, &b.query},
-           {"cache.k", &c.k, &d.k},
-           {"cache.v", &c.v, &d.v},
-           {"query_start_loc", &a.query_start_loc, &b.query_start_loc},
-           {"seq_lens", &a.seq_lens, &b.seq_lens},
-           {"block_table", &a.block_table, &b.block_table},
-           {"cached_lens", &a.cached_lens, &b.cached_lens},
-           {"key", &a.key, &b.key},
-           {"value", &a.value, &b.value},
-           {"k_scale", &c.k_scale, &d.k_scale},
-           {"v_scale", &c.v_scale, &d.v_scale},
-           {"alibi_slopes", &o.alibi_slopes, &p.alibi_slopes},
-           {"sinks", &o.sinks, &p.sinks},
-           {"slot_mapping", &a.slot_mapping, &b.slot_mapping},
-           {"request_ids", &a.request_ids, &b.request_ids},
-           {"q_scale", &a.q_scale, &b.q_scale},
-           {"output_scale", &a.output_scale, &b.output_scale},
-           {"causal", &a.causal, &b.causal},
-           {"q_begin", &a.q_begin, &b.q_begin},
-           {"key_begin", &a.key_begin, &b.key_begin},
-           {"spans", &a.spans, &b.spans},
-           {"prefix_lens", &a.prefix_lens, &b.prefix_lens},
-           {"tree_mask", &a.tree_mask, &b.tree_mask},
-           {"tree_lens", &a.tree_lens, &b.tree_lens}}};
+Pairs pairs_of(const Call& bound, const Call& given) {
+  Pairs pairs;
+  std::size_t n = 0;
+  const auto add = [&](const batch::TensorField& f, const Tensor& a, const Tensor& b) {
+    pairs[n++] = {f.name, f.access == batch::Access::written, &a, &b};
+  };
+  batch::for_each_tensor(add, bound, given);
+  return pairs;
 }
-constexpr std::size_t kWritten = 2;  // output and lse, the first of the pairs
 
 bool same_but_address(const Tensor& a, const Tensor& b) {
   if (a.rank != b.rank || a.dtype != b.dtype || a.memory != b.memory) return false;
@@ -63,23 +47,23 @@ bool same_tensors(const Pairs& pairs) {
   return std::all_of(pairs.begin(), pairs.end(), [](const Pair& p) { return same_but_address(*p.bound, *p.given); });
 }
 
-bool same_choices(const Batch& a, const KVCache& c, const Options& o, const Batch& b, const KVCache& d, const Options& p) {
-  return c.layout == d.layout && a.padding == b.padding && o.softmax_scale == p.softmax_scale &&
-         o.sliding_window == p.sliding_window && o.logits_soft_cap == p.logits_soft_cap && o.causal == p.causal &&
-         o.window_right == p.window_right && o.attention_chunk == p.attention_chunk && o.prefix_len == p.prefix_len &&
-         o.spans_beyond_window == p.spans_beyond_window;
+bool same_choices(const Call& bound, const Call& given) {
+  bool same = true;
+  batch::for_each_choice([&](std::string_view, const auto& a, const auto& b) { same = same && a == b; }, bound, given);
+  return same;
 }
 
-Status other_call(const Pairs& pairs) {
+Status other_call(const Pairs& pairs, const Call& bound, const Call& given) {
   for (const Pair& p : pairs)
     if (!same_but_address(*p.bound, *p.given))
       return {
           Code::invalid_argument,
           formatted("bound call: {} is {} in {} memory, bound as {} in {} memory; bind again for other shapes, strides or types",
                     p.name, to_string(*p.given), name(p.given->memory), to_string(*p.bound), name(p.bound->memory))};
-  return {Code::invalid_argument,
-          "bound call: layout, padding, softmax_scale, sliding_window, logits_soft_cap, causal, window_right, attention_chunk, "
-          "prefix_len or spans_beyond_window differ; bind again"};
+  std::string_view other;
+  batch::for_each_choice([&](std::string_view choice, const auto& a, const auto& b) { other = a == b ? other : choice; }, bound,
+                         given);
+  return {Code::invalid_argument, formatted("bound call: {} differs; bind again", other)};
 }
 
 /// Addresses [begin, end) between the first and the last byte of a tensor whose descriptor was checked; empty if it has none.
@@ -115,9 +99,9 @@ bool plainly_sound(const Pairs& pairs, std::span<const std::byte> workspace) {
     ranges[i] = range_of(t);
     if (ranges[i].begin != ranges[i].end && !has_good_address(t)) return false;
   }
-  for (std::size_t w = 0; w < kWritten; ++w)
-    for (std::size_t i = w + 1; i < ranges.size(); ++i)
-      if (!apart(ranges[w], ranges[i])) return false;
+  for (std::size_t w = 0; w < ranges.size(); ++w)
+    for (std::size_t i = 0; pairs[w].written && i < ranges.size(); ++i)
+      if (i != w && !apart(ranges[w], ranges[i])) return false;
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
   return std::all_of(ranges.begin(), ranges.end(), [&](const Range& r) { return apart(r, {begin, begin + workspace.size()}); });
 }
@@ -139,8 +123,8 @@ Result<BoundAttend> BoundAttend::make(Plan plan, const Batch& batch, const KVCac
 }
 
 bool BoundAttend::same_call(const Batch& batch, const KVCache& cache, const Options& options) const noexcept {
-  return same_choices(batch_, cache_, options_, batch, cache, options) &&
-         same_tensors(pairs_of(batch_, cache_, options_, batch, cache, options));
+  const Call bound{batch_, cache_, options_}, given{batch, cache, options};
+  return same_choices(bound, given) && same_tensors(pairs_of(bound, given));
 }
 
 Status BoundAttend::run(const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
@@ -155,8 +139,9 @@ Status BoundAttend::prepare(const Batch& batch, const KVCache& cache, const Opti
 
 Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& cache, const Options& options,
                           std::span<std::byte> workspace, const AttendOptions& attend_options) const {
-  const Pairs pairs = pairs_of(batch_, cache_, options_, batch, cache, options);
-  if (!same_tensors(pairs) || !same_choices(batch_, cache_, options_, batch, cache, options)) return other_call(pairs);
+  const Call bound{batch_, cache_, options_}, now{batch, cache, options};
+  const Pairs pairs = pairs_of(bound, now);
+  if (!same_tensors(pairs) || !same_choices(bound, now)) return other_call(pairs, bound, now);
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   const auto whole = preparation ? &quire::prepare : &attend;
   const bool sound = workspace.size() >= workspace_bytes_ && workspace.data() != nullptr &&

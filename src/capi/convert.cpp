@@ -98,34 +98,16 @@ struct TensorMember {
   Tensor Ours::* ours;
 };
 constexpr TensorMember<quire_batch, Batch> kBatchTensors[] = {
-    {"query", &quire_batch::query, &Batch::query},
-    {"output", &quire_batch::output, &Batch::output},
-    {"query_start_loc", &quire_batch::query_start_loc, &Batch::query_start_loc},
-    {"seq_lens", &quire_batch::seq_lens, &Batch::seq_lens},
-    {"block_table", &quire_batch::block_table, &Batch::block_table},
-    {"cached_lens", &quire_batch::cached_lens, &Batch::cached_lens},
-    {"key", &quire_batch::key, &Batch::key},
-    {"value", &quire_batch::value, &Batch::value},
-    {"slot_mapping", &quire_batch::slot_mapping, &Batch::slot_mapping},
-    {"lse", &quire_batch::lse, &Batch::lse},
-    {"request_ids", &quire_batch::request_ids, &Batch::request_ids},
-    {"q_scale", &quire_batch::q_scale, &Batch::q_scale},
-    {"output_scale", &quire_batch::output_scale, &Batch::output_scale},
-    {"causal", &quire_batch::causal, &Batch::causal},
-    {"q_begin", &quire_batch::q_begin, &Batch::q_begin},
-    {"key_begin", &quire_batch::key_begin, &Batch::key_begin},
-    {"spans", &quire_batch::spans, &Batch::spans},
-    {"prefix_lens", &quire_batch::prefix_lens, &Batch::prefix_lens},
-    {"tree_mask", &quire_batch::tree_mask, &Batch::tree_mask},
-    {"tree_lens", &quire_batch::tree_lens, &Batch::tree_lens},
+#define QUIRE_BATCH_TENSOR(member, ...) {#member, &quire_batch::member, &Batch::member},
+#include "batch/fields.inc"
 };
 constexpr TensorMember<quire_cache, KVCache> kCacheTensors[] = {
-    {"k", &quire_cache::k, &KVCache::k},
-    {"v", &quire_cache::v, &KVCache::v},
-    {"k_scale", &quire_cache::k_scale, &KVCache::k_scale},
-    {"v_scale", &quire_cache::v_scale, &KVCache::v_scale},
-    {"k_block_scale", &quire_cache::k_block_scale, &KVCache::k_block_scale},
-    {"v_block_scale", &quire_cache::v_block_scale, &KVCache::v_block_scale},
+#define QUIRE_CACHE_TENSOR(member, ...) {#member, &quire_cache::member, &KVCache::member},
+#include "batch/fields.inc"
+};
+constexpr TensorMember<quire_options, Options> kOptionsTensors[] = {
+#define QUIRE_OPTIONS_TENSOR(member, ...) {#member, &quire_options::member, &Options::member},
+#include "batch/fields.inc"
 };
 
 template <typename Theirs, typename Ours, std::size_t n>
@@ -157,8 +139,7 @@ Result<Options> read_options(const quire_options* o) {
   if (reader.flag("has_sliding_window", o->has_sliding_window)) out.sliding_window = o->sliding_window;
   if (reader.flag("has_logits_soft_cap", o->has_logits_soft_cap)) out.logits_soft_cap = o->logits_soft_cap;
   reader.reserved("reserved", o->reserved);
-  out.alibi_slopes = reader.tensor("alibi_slopes", o->alibi_slopes);
-  out.sinks = reader.tensor("sinks", o->sinks);
+  read_tensors(reader, kOptionsTensors, *o, out);
   out.causal = !reader.flag("non_causal", o->non_causal);
   if (reader.flag("has_window_right", o->has_window_right)) out.window_right = o->window_right;
   if (reader.flag("has_attention_chunk", o->has_attention_chunk)) out.attention_chunk = o->attention_chunk;
@@ -295,8 +276,7 @@ Status write_options(const Options& from, quire_options* to) {
   optional(from.softmax_scale, o.has_softmax_scale, o.softmax_scale);
   optional(from.sliding_window, o.has_sliding_window, o.sliding_window);
   optional(from.logits_soft_cap, o.has_logits_soft_cap, o.logits_soft_cap);
-  o.alibi_slopes = to_c(from.alibi_slopes);
-  o.sinks = to_c(from.sinks);
+  write_tensors(kOptionsTensors, from, o);
   o.non_causal = from.causal ? 0 : 1;
   optional(from.window_right, o.has_window_right, o.window_right);
   optional(from.attention_chunk, o.has_attention_chunk, o.attention_chunk);

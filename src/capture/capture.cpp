@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <new>
 
+#include "batch/fields.h"
 #include "capture/file_io.h"
 #include "capture/fill.h"
 #include "capture/safetensors.h"
@@ -34,38 +35,17 @@ struct Place {
   bool required;
   Tensor& (*in)(Case&);
 };
+#define QUIRE_PLACE(part, member, name, stored_as, kind, presence, access) \
+  {stored_as, batch::Presence::presence == batch::Presence::required, [](Case& c) -> Tensor& { return c.part.member; }},
 constexpr Place kPlaces[] = {
-    {"query", true, [](Case& c) -> Tensor& { return c.batch.query; }},
-    {"output", false, [](Case& c) -> Tensor& { return c.batch.output; }},
-    {"query_start_loc", true, [](Case& c) -> Tensor& { return c.batch.query_start_loc; }},
-    {"seq_lens", true, [](Case& c) -> Tensor& { return c.batch.seq_lens; }},
-    {"block_table", true, [](Case& c) -> Tensor& { return c.batch.block_table; }},
-    {"cached_lens", false, [](Case& c) -> Tensor& { return c.batch.cached_lens; }},
-    {"key", false, [](Case& c) -> Tensor& { return c.batch.key; }},
-    {"value", false, [](Case& c) -> Tensor& { return c.batch.value; }},
-    {"slot_mapping", false, [](Case& c) -> Tensor& { return c.batch.slot_mapping; }},
-    {"lse", false, [](Case& c) -> Tensor& { return c.batch.lse; }},
-    {"request_ids", false, [](Case& c) -> Tensor& { return c.batch.request_ids; }},
-    {"causal", false, [](Case& c) -> Tensor& { return c.batch.causal; }},
-    {"q_begin", false, [](Case& c) -> Tensor& { return c.batch.q_begin; }},
-    {"key_begin", false, [](Case& c) -> Tensor& { return c.batch.key_begin; }},
-    {"spans", false, [](Case& c) -> Tensor& { return c.batch.spans; }},
-    {"prefix_lens", false, [](Case& c) -> Tensor& { return c.batch.prefix_lens; }},
-    {"tree_mask", false, [](Case& c) -> Tensor& { return c.batch.tree_mask; }},
-    {"tree_lens", false, [](Case& c) -> Tensor& { return c.batch.tree_lens; }},
-    {"q_scale", false, [](Case& c) -> Tensor& { return c.batch.q_scale; }},
-    {"output_scale", false, [](Case& c) -> Tensor& { return c.batch.output_scale; }},
-    {"k_cache", true, [](Case& c) -> Tensor& { return c.cache.k; }},
-    {"v_cache", true, [](Case& c) -> Tensor& { return c.cache.v; }},
-    {"k_scale", false, [](Case& c) -> Tensor& { return c.cache.k_scale; }},
-    {"v_scale", false, [](Case& c) -> Tensor& { return c.cache.v_scale; }},
-    {"k_block_scale", false, [](Case& c) -> Tensor& { return c.cache.k_block_scale; }},
-    {"v_block_scale", false, [](Case& c) -> Tensor& { return c.cache.v_block_scale; }},
-    {"alibi_slopes", false, [](Case& c) -> Tensor& { return c.options.alibi_slopes; }},
-    {"sinks", false, [](Case& c) -> Tensor& { return c.options.sinks; }},
+#define QUIRE_BATCH_TENSOR(...) QUIRE_PLACE(batch, __VA_ARGS__)
+#define QUIRE_CACHE_TENSOR(...) QUIRE_PLACE(cache, __VA_ARGS__)
+#define QUIRE_OPTIONS_TENSOR(...) QUIRE_PLACE(options, __VA_ARGS__)
+#include "batch/fields.inc"
     {"observed", false, [](Case& c) -> Tensor& { return c.observed; }},
     {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
 };
+#undef QUIRE_PLACE
 constexpr std::string_view kReservedKeys[] = {"quire_capture",  "quire_version",   "layout",     "softmax_scale",
                                               "sliding_window", "logits_soft_cap", "padding",    "causal",
                                               "window_right",   "attention_chunk", "prefix_len", "spans_beyond_window"};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "batch/fields.h"
 #include "device/staging.h"
 #include "text/formatted.h"
 
@@ -75,15 +76,14 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
   d.cache_ = c.cache;
   d.options_ = c.options;
   Status status;
-  const auto place = [&](Tensor& t) {
+  const auto place = [&](const batch::TensorField&, Tensor& t) {
     if (&t == &d.cache_.v && is_within(c.cache.v, c.cache.k)) {
       t = moved_with(c.cache.v, c.cache.k, d.cache_.k);
     } else if (status.ok()) {
       status = d.place(t);
     }
   };
-  for (Tensor* t : {&d.batch_.output, &d.batch_.lse, &d.batch_.request_ids}) place(*t);
-  for_each_input(d.batch_, d.cache_, d.options_, place);
+  batch::for_each_tensor(place, batch::Call{d.batch_, d.cache_, d.options_});  // K comes before V
   if (!status.ok()) return status;
   return d;
 }

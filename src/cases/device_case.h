@@ -10,15 +10,6 @@
 
 namespace quire::cases {
 
-/// Calls visit for every tensor that a call reads, absent ones too; K comes before V.
-template <typename Batch, typename Cache, typename Options, typename Visit>
-void for_each_input(Batch& b, Cache& c, Options& o, Visit&& visit) {
-  const auto all = [&](auto&... tensors) { (visit(tensors), ...); };
-  all(b.query, b.query_start_loc, b.seq_lens, b.block_table, b.cached_lens, b.key, b.value, b.slot_mapping, b.q_scale,
-      b.output_scale, b.causal, b.q_begin, b.key_begin, b.spans, b.prefix_lens, b.tree_mask, b.tree_lens);
-  all(c.k, c.v, c.k_scale, c.v_scale, c.k_block_scale, c.v_block_scale, o.alibi_slopes, o.sinks);
-}
-
 /// One allocation, freed with it.
 class DeviceBytes {
  public:

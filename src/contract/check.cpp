@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The entry points: which rule families apply to which call, and in what order.
+#include <algorithm>
 #include <array>
 #include <exception>
-#include <initializer_list>
 #include <utility>
 
+#include "batch/fields.h"
 #include "contract/context.h"
 #include "contract/values.h"
 #include "device/runtime.h"
@@ -18,7 +19,15 @@ using contract::Context;
 using contract::NamedTensor;
 using contract::Report;
 
-constexpr std::string_view kRequired[] = {"query", "output", "query_start_loc", "seq_lens", "block_table", "cache.k", "cache.v"};
+/// Names of the tensors that every attend call has.
+constexpr auto kRequired = [] {
+  constexpr auto required = [](const batch::TensorField& f) { return f.presence != batch::Presence::optional; };
+  std::array<std::string_view, std::count_if(std::begin(batch::kTensors), std::end(batch::kTensors), required)> names;
+  std::size_t n = 0;
+  for (const batch::TensorField& f : batch::kTensors)
+    if (required(f)) names[n++] = f.name;
+  return names;
+}();
 
 Status stage(device::Staging& staging, Tensor& t) { return contract::placed(t) ? staging.stage(t) : Status(); }
 
@@ -31,30 +40,38 @@ class HostCopies {
 
   /// Index tensors and small float tensors.
   void copy_tables() {
-    copy({&batch_.query_start_loc, &batch_.seq_lens, &batch_.block_table, &batch_.cached_lens, &batch_.slot_mapping,
-          &batch_.request_ids, &options_.alibi_slopes, &options_.sinks, &batch_.q_scale, &batch_.output_scale, &batch_.causal,
-          &batch_.q_begin, &batch_.key_begin, &batch_.spans, &batch_.prefix_lens, &batch_.tree_mask, &batch_.tree_lens});
-    for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
-      if (scale->rank < 3) copy({scale});
+    copy([](const batch::TensorField& f, const Tensor& t) { return !holds_elements(f, t); });
   }
   /// Scales of tokens and blocks count as elements.
-  void copy_elements() {
-    copy({&batch_.query, &batch_.key, &batch_.value, &cache_.k, &cache_.v});
-    for (Tensor* scale : {&cache_.k_scale, &cache_.v_scale})
-      if (scale->rank == 3) copy({scale});
-    copy({&cache_.k_block_scale, &cache_.v_block_scale});
-  }
+  void copy_elements() { copy(holds_elements); }
   Context& context() { return context_; }
 
  private:
-  void copy(std::initializer_list<Tensor*> tensors) {
-    for (Tensor* t : tensors) {
-      Status s = stage(staging_, *t);
-      if (s.ok()) continue;
-      // Rules leave out what they cannot read; a call that mixes memories still has its readable tensors judged.
-      context_.report.fail(std::move(s));
-      break;
+  static bool holds_elements(const batch::TensorField& f, const Tensor& t) {
+    switch (f.kind) {
+      case batch::Kind::index:
+      case batch::Kind::flags:
+      case batch::Kind::floats: return false;
+      case batch::Kind::scale: return t.rank >= 3;
+      case batch::Kind::rows:
+      case batch::Kind::cache:
+      case batch::Kind::block_scale: return true;
     }
+    return true;
+  }
+
+  /// Copies what is read and chosen.
+  template <typename Chosen>
+  void copy(Chosen&& chosen) {
+    bool staged = true;
+    const auto copy_one = [&](const batch::TensorField& f, Tensor& t) {
+      if (!staged || f.access == batch::Access::written || !chosen(f, t)) return;
+      Status s = stage(staging_, t);
+      // Rules leave out what they cannot read; a call that mixes memories still has its readable tensors judged.
+      staged = s.ok();
+      if (!staged) context_.report.fail(std::move(s));
+    };
+    batch::for_each_tensor(copy_one, batch::Call{batch_, cache_, options_});
   }
 
   device::Staging staging_;
@@ -81,40 +98,15 @@ bool finite_on_device(const Context& c) {
 }
 
 /// Lists every tensor of an attend call, present or not.
-std::array<NamedTensor, 28> tensors_of(const Context& c) {
-  const Batch& b = c.batch;
-  return {{{"query", &b.query},
-           {"output", &b.output},
-           {"query_start_loc", &b.query_start_loc},
-           {"seq_lens", &b.seq_lens},
-           {"block_table", &b.block_table},
-           {"cached_lens", &b.cached_lens},
-           {"key", &b.key},
-           {"value", &b.value},
-           {"slot_mapping", &b.slot_mapping},
-           {"lse", &b.lse},
-           {"request_ids", &b.request_ids},
-           {"cache.k", &c.cache.k},
-           {"cache.v", &c.cache.v},
-           {"k_scale", &c.cache.k_scale},
-           {"v_scale", &c.cache.v_scale},
-           {"k_block_scale", &c.cache.k_block_scale},
-           {"v_block_scale", &c.cache.v_block_scale},
-           {"alibi_slopes", &c.options.alibi_slopes},
-           {"sinks", &c.options.sinks},
-           {"q_scale", &b.q_scale},
-           {"output_scale", &b.output_scale},
-           {"causal", &b.causal},
-           {"q_begin", &b.q_begin},
-           {"key_begin", &b.key_begin},
-           {"spans", &b.spans},
-           {"prefix_lens", &b.prefix_lens},
-           {"tree_mask", &b.tree_mask},
-           {"tree_lens", &b.tree_lens}}};
+std::array<NamedTensor, batch::kNumTensors> tensors_of(const Context& c) {
+  std::array<NamedTensor, batch::kNumTensors> tensors;
+  std::size_t n = 0;
+  batch::for_each_tensor([&](const batch::TensorField& f, const Tensor& t) { tensors[n++] = {f.name, &t}; }, c);
+  return tensors;
 }
 
 void apply_to_batch(Context& c, Depth depth) {
-  const std::array<NamedTensor, 28> tensors = tensors_of(c);
+  const auto tensors = tensors_of(c);
   apply_tensor_rules(c.report, tensors, kRequired, c.cache.k);
   apply_shape_rules(c, tensors);
   apply_option_rules(c);

@@ -6,6 +6,7 @@
 #include <new>
 #include <set>
 
+#include "batch/fields.h"
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
 #include "semantics/ceil_div.h"
@@ -61,6 +62,7 @@ class Cut {
     pages_.assign(used.begin(), used.end());
   }
 
+  static_assert(batch::kNumTensors == 28, "make() says of each tensor what some of the requests get");
   Case make() const {
     Case out;
     const Batch& b = c_.batch;

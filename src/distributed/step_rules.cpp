@@ -4,10 +4,12 @@
 
 #include <bit>
 
+#include "batch/fields.h"
 #include "text/formatted.h"
 
 namespace quire::distributed {
 
+static_assert(batch::kNumTensors == 28, "refuse() names each tensor that a sharded call does not take");
 Status refuse(const Communicator& group, const ContextShard& shard, const Batch& batch, const Options& options,
               const ShardedSettings& settings) {
   if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();

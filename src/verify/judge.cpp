@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 
+#include "batch/fields.h"
 #include "cases/chosen_rows.h"
 #include "cases/device_case.h"
 #include "semantics/dtype.h"
@@ -36,7 +37,10 @@ std::uint64_t hash_of(const Tensor& t) {
 
 std::uint64_t hash_of_inputs(const Case& c) {
   std::uint64_t hash = 0;
-  cases::for_each_input(c.batch, c.cache, c.options, [&](const Tensor& t) { hash = hash * 31 + hash_of(t); });
+  const auto add = [&](const batch::TensorField& f, const Tensor& t) {
+    if (f.access == batch::Access::read) hash = hash * 31 + hash_of(t);
+  };
+  batch::for_each_tensor(add, c);
   return hash;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "batch/fields.h"
 #include "quire/problem.hpp"
 #include "semantics/index_tensor.h"
 
@@ -54,6 +55,7 @@ std::int64_t query_len(const Batch& batch, std::int64_t r) {
   return index_at(batch.query_start_loc, r + 1) - index_at(batch.query_start_loc, r);
 }
 
+static_assert(batch::kNumTensors == 28, "slice() says of each tensor what a part of the rows gets");
 Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t r, std::int64_t row_begin, std::int64_t row_end) {
   const Batch& b = c.batch;
   const std::int64_t rows = row_end - row_begin, token = index_at(b.query_start_loc, r) + row_begin;

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of a call's fields (fields.inc) as values and visits, for whoever does something with each tensor.
+// The numbers below are counted from the structs: a member without a row, or a row without a member, does not compile.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "quire/batch.hpp"
+
+namespace quire::batch {
+
+/// What a tensor holds. `scale` may be of one, of heads or of tokens.
+enum class Kind { rows, index, flags, floats, scale, cache, block_scale };
+/// call_requires: needed by a call, and made where a capture has none.
+enum class Presence { required, call_requires, optional };
+/// What attend() does with a tensor.
+enum class Access { read, written };
+
+/// A row of the table.
+struct TensorField {
+  std::string_view member;
+  std::string_view name;       ///< in messages
+  std::string_view stored_as;  ///< in captures
+  Kind kind;
+  Presence presence;
+  Access access;
+  /// Lengths and tables, which the layers of a step share.
+  constexpr bool of_step() const noexcept { return kind == Kind::index || kind == Kind::flags; }
+};
+
+#define QUIRE_FIELD(member, name, stored_as, kind, presence, access) \
+  TensorField { #member, name, stored_as, Kind::kind, Presence::presence, Access::access }
+
+/// All tensors, those of Batch first, then those of KVCache and Options.
+inline constexpr TensorField kTensors[] = {
+#define QUIRE_BATCH_TENSOR(...) QUIRE_FIELD(__VA_ARGS__),
+#define QUIRE_CACHE_TENSOR(...) QUIRE_FIELD(__VA_ARGS__),
+#define QUIRE_OPTIONS_TENSOR(...) QUIRE_FIELD(__VA_ARGS__),
+#include "batch/fields.inc"
+};
+inline constexpr std::size_t kNumTensors = std::size(kTensors);
+
+template <typename T>
+concept HasBatch = requires(T& of) { of.batch; };
+template <typename T>
+concept HasCache = requires(T& of) { of.cache; };
+template <typename T>
+concept HasOptions = requires(T& of) { of.options; };
+
+/// A call by its parts, whether they hold tensors or what tensors are made of.
+template <typename Batch, typename Cache, typename Options>
+struct Call {
+  Batch& batch;
+  Cache& cache;
+  Options& options;
+};
+template <typename B, typename C, typename O>
+Call(B&, C&, O&) -> Call<B, C, O>;
+
+/// One part of a call.
+template <typename Batch>
+struct BatchPart {
+  Batch& batch;
+};
+template <typename B>
+BatchPart(B&) -> BatchPart<B>;
+template <typename Cache>
+struct CachePart {
+  Cache& cache;
+};
+template <typename C>
+CachePart(C&) -> CachePart<C>;
+template <typename Options>
+struct OptionsPart {
+  Options& options;
+};
+template <typename O>
+OptionsPart(O&) -> OptionsPart<O>;
+
+/// Calls visit(field, a.batch.query, b.batch.query ...) for each tensor of the parts (batch, cache, options) that all of `calls`
+/// have.
+template <typename Visit, typename... Calls>
+constexpr void for_each_tensor(Visit&& visit, Calls&&... calls) {
+#define QUIRE_BATCH_TENSOR(member, ...) \
+  if constexpr ((HasBatch<Calls> && ...)) visit(QUIRE_FIELD(member, __VA_ARGS__), calls.batch.member...);
+#define QUIRE_CACHE_TENSOR(member, ...) \
+  if constexpr ((HasCache<Calls> && ...)) visit(QUIRE_FIELD(member, __VA_ARGS__), calls.cache.member...);
+#define QUIRE_OPTIONS_TENSOR(member, ...) \
+  if constexpr ((HasOptions<Calls> && ...)) visit(QUIRE_FIELD(member, __VA_ARGS__), calls.options.member...);
+#include "batch/fields.inc"
+}
+
+/// Calls visit("layout", a.cache.layout, b.cache.layout ...) for each member that is no tensor.
+template <typename Visit, typename... Calls>
+constexpr void for_each_choice(Visit&& visit, Calls&&... calls) {
+#define QUIRE_BATCH_CHOICE(member) visit(std::string_view(#member), calls.batch.member...);
+#define QUIRE_CACHE_CHOICE(member) visit(std::string_view(#member), calls.cache.member...);
+#define QUIRE_OPTIONS_CHOICE(member) visit(std::string_view(#member), calls.options.member...);
+#include "batch/fields.inc"
+}
+
+/// Converts to the type of any member.
+struct AnyMember {
+  template <typename T>
+  operator T() const noexcept;  // NOLINT(google-explicit-constructor): it stands for a member, and is never called
+};
+template <typename Struct, std::size_t... i>
+consteval bool has_members(std::index_sequence<i...> /*count*/) {
+  return requires { Struct{(static_cast<void>(i), AnyMember{})...}; };
+}
+/// Number of members of an aggregate.
+template <typename Struct, std::size_t n = 0>
+consteval std::size_t num_members() {
+  if constexpr (has_members<Struct>(std::make_index_sequence<n + 1>()))
+    return num_members<Struct, n + 1>();
+  else
+    return n;
+}
+
+/// Rows of the table for each struct.
+inline constexpr std::size_t kBatchFields = 0
+#define QUIRE_BATCH_TENSOR(...) +1
+#define QUIRE_BATCH_CHOICE(...) +1
+#include "batch/fields.inc"
+    ;
+inline constexpr std::size_t kCacheFields = 0
+#define QUIRE_CACHE_TENSOR(...) +1
+#define QUIRE_CACHE_CHOICE(...) +1
+#include "batch/fields.inc"
+    ;
+inline constexpr std::size_t kOptionsFields = 0
+#define QUIRE_OPTIONS_TENSOR(...) +1
+#define QUIRE_OPTIONS_CHOICE(...) +1
+#include "batch/fields.inc"
+    ;
+static_assert(kBatchFields == num_members<Batch>(), "Batch has other members than fields.inc has rows");
+static_assert(kCacheFields == num_members<KVCache>(), "KVCache has other members than fields.inc has rows");
+static_assert(kOptionsFields == num_members<Options>(), "Options has other members than fields.inc has rows");
+
+#undef QUIRE_FIELD
+
+}  // namespace quire::batch
