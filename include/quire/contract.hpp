@@ -18,7 +18,7 @@ namespace quire {
 enum class Depth : std::int32_t {
   metadata = 0,  ///< dtypes, ranks, shapes, strides, devices, option ranges: no tensor data is read
   tables = 1,    ///< index tensors and scales: O(num_reqs + pages in use)
-  contents = 2,  ///< every visible query, key and value element is finite: O(bytes)
+  contents = 2,  ///< every visible element is finite, and no request sees a slot twice: O(bytes)
 };
 
 /// A broken rule at one place.

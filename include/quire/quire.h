@@ -222,7 +222,7 @@ typedef int32_t quire_depth;
 enum {
   QUIRE_DEPTH_METADATA = 0, /* dtypes, ranks, shapes, strides, option ranges; reads no tensor data */
   QUIRE_DEPTH_TABLES = 1,   /* also index tensors and scales */
-  QUIRE_DEPTH_CONTENTS = 2  /* also every visible query, key and value element */
+  QUIRE_DEPTH_CONTENTS = 2  /* also every visible element, and that slots are distinct */
 };
 
 /* Findings of quire_check: all broken rules at all places. */

@@ -194,7 +194,8 @@ void bind_contract(nb::module_& m) {
       R"(Applies every rule up to `depth` and returns all findings; never raises for a broken rule, writes nothing.
 
 depth: "metadata" (dtypes, shapes, strides, options), "tables" (index tensors and scales as well), "contents" (every visible
-query, key and value element is finite as well; and the ledger, if given). The GIL is released.)");
+query, key and value element is finite as well, and no request sees a slot of the cache twice). A ledger, if given, is consulted
+from "tables" on. The GIL is released.)");
 }
 
 }  // namespace quire_python

@@ -113,13 +113,18 @@ void apply_to_batch(Context& c, Depth depth) {
   if (depth < Depth::tables) return;
   if (c.cache.k.memory == Memory::cpu) {
     apply_value_rules(c);
-    if (depth == Depth::contents) apply_content_rules(c);
+    if (depth < Depth::contents) return;
+    apply_distinct_slot_rules(c);
+    apply_content_rules(c);
     return;
   }
   HostCopies copies(c);
   copies.copy_tables();
   apply_value_rules(copies.context());
-  if (depth < Depth::contents || finite_on_device(c)) return;
+  if (depth < Depth::contents) return;
+  const bool finite = finite_on_device(c);
+  apply_distinct_slot_rules(copies.context());
+  if (finite) return;
   copies.copy_elements();
   apply_content_rules(copies.context());
 }

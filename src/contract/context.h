@@ -167,6 +167,8 @@ void apply_latent_append_rules(Context& c);
 /// Q-R05, and Q-C02 and Q-C03 of such rows.
 void apply_latent_content_rules(Context& c);
 void apply_table_rules(Context& c);
+/// Q-T22. Needs apply_table_rules().
+void apply_distinct_slot_rules(Context& c);
 void apply_scale_rules(Context& c);
 void apply_batch_slot_rules(Context& c);
 void apply_ledger_rules(Context& c);

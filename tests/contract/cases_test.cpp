@@ -673,6 +673,28 @@ void add_mask_cases(Cases& cases) {
                    [](B& b) { b.seq_lens[2] = 1; }));
 }
 
+/// A page at two places of one request: attend() serves it, and the rules of slots and the ledger know it without this one.
+template <typename Cases>
+void add_distinct_slot_cases(Cases& cases) {
+  cases.push_back(
+      broken_batch("Q-T22",
+                   "Q-T22 block_table[1][3]: page 7 at positions 12 to 15, expected slots that the request sees once: "
+                   "block_table[1][2] has that page at positions 8 to 11",
+                   [](B& b) {
+                     b.use_ledger = false;
+                     b.batch.slot_mapping = Tensor{};
+                     b.block_table[6 + 3] = 7;
+                   }));
+  cases.push_back(broken_batch("Q-T22",
+                               "Q-T22 block_table[1][4]: page 7 at position 16, expected slots that the request sees once: "
+                               "block_table[1][2] has that page at positions 8 to 11",
+                               [](B& b) {
+                                 b.use_ledger = false;
+                                 b.batch.slot_mapping = Tensor{};
+                                 b.block_table[6 + 4] = 7;
+                               }));
+}
+
 /// broken_batch() with spans, prefix_lens, tree_mask and tree_lens.
 template <typename Edit>
 BrokenCase broken_shapes(const char* rule, const char* message, Edit edit) {
@@ -1002,6 +1024,7 @@ const std::vector<BrokenCase>& broken_cases() {
     add_block_scale_cases(all);
     add_padding_cases(all);
     add_mask_cases(all);
+    add_distinct_slot_cases(all);
     add_shape_cases(all);
     add_workspace_cases(all);
     add_start_cases(all);

@@ -93,6 +93,71 @@ TEST(Halves, OfATableDoNotHideAWrongPage) {
   EXPECT_THAT(ids(b.check()), UnorderedElementsAre("Q-T05", "Q-T03"));
 }
 
+// --- one page at two places of one request ------------------------------------------------------------------------------
+
+/// The small batch without ledger and slots, whose rules have their own words for such a table.
+struct Repeated : SmallBatch {
+  Repeated() {
+    use_ledger = false;
+    batch.slot_mapping = Tensor{};
+  }
+};
+
+TEST(DistinctSlots, ATableFilledInPartIsNamedAndServed) {
+  Repeated b;
+  b.options.sliding_window.reset();
+  std::fill(b.k.begin(), b.k.end(), 0.5f);
+  std::fill(b.v.begin(), b.v.end(), 0.5f);
+  std::fill(b.block_table.begin() + 6 + 2, b.block_table.begin() + 12, 0);
+  b.block_table[6] = 7, b.block_table[6 + 1] = 8;
+  EXPECT_THAT(messages(b.check()),
+              ElementsAre("Q-T22 block_table[1][3]: page 0 at positions 12 to 15, expected slots that the request sees once: "
+                          "block_table[1][2] has that page at positions 8 to 11 (are the entries behind those in use zeros?)",
+                          "Q-T22 block_table[1][4]: page 0 at position 16, expected slots that the request sees once: "
+                          "block_table[1][2] has that page at positions 8 to 11 (are the entries behind those in use zeros?)"));
+  b.depth = Depth::tables;  // what plan(), attend() and reference() ask
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+/// Three pages and a window of six keys: the oldest visible key and the newest one share a page, and no slot.
+TEST(DistinctSlots, ARingUnderAWindowIsLegal) {
+  Repeated b;
+  b.options.sliding_window = 6;  // positions 11 to 16
+  b.block_table[6 + 4] = 7;      // position 16 has offset 0, position 11 has offset 3
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  b.options.sliding_window = 9;  // positions 8 to 16
+  EXPECT_THAT(ids(b.check()), ElementsAre("Q-T22"));
+}
+
+TEST(DistinctSlots, PagesBetweenAPrefixAndAWindowMayRepeatAnything) {
+  Repeated b;
+  b.options.sliding_window = 5;  // positions 12 to 16
+  b.options.prefix_len = 4;
+  b.block_table[6] = 7, b.block_table[6 + 1] = b.block_table[6 + 2] = 8;
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+  b.block_table[6] = 8;
+  EXPECT_THAT(messages(b.check()),
+              ElementsAre("Q-T22 block_table[1][3]: page 8 at positions 12 to 15, expected slots that the request sees once: "
+                          "block_table[1][0] has that page at positions 0 to 3"));
+}
+
+TEST(DistinctSlots, TwoRequestsMaySharePages) {
+  Repeated b;
+  b.block_table[6 + 2] = 2, b.block_table[6 + 3] = 3;
+  EXPECT_THAT(messages(b.check()), ElementsAre());
+}
+
+/// Four requests see the one page of a table that is stored once.
+TEST(DistinctSlots, ABroadcastTableTakesNoMemory) {
+  Repeated b;
+  b.options.sliding_window.reset();
+  b.block_table[0] = 7;
+  b.batch.block_table.stride[0] = b.batch.block_table.stride[1] = 0;
+  const Findings findings = b.check();
+  EXPECT_EQ(findings.total, 1 + 4);  // request 0 has two pages, request 1 five
+  EXPECT_THAT(ids(findings), ::testing::Each("Q-T22"));
+}
+
 // --- the failing batch of a well-known bug report -----------------------------------------------------------------------
 
 /// Ten requests, 64 heads of 128, pages of 32 out of 640. Data is never touched at depth tables, so inputs are broadcast views.

@@ -41,8 +41,8 @@ constexpr const char* kIntro = R"(# The contract
 
 Every assumption that Quire makes about its input is a rule with an id. `check()` applies the rules at three depths: *metadata*
 (no tensor data is read), *tables* (index tensors and small float tensors; `plan()` and `attend()` do this on every call) and
-*contents* (every value that attention reads). It reports all findings, at most 16 in full per rule and a total of all, and changes
-nothing. `append()` and `merge()` apply `check_append()` and `check_merge()` before they write.
+*contents* (every value that attention reads, and whether a request reads a slot twice). It reports all findings, at most 16 in full
+per rule and a total of all, and changes nothing. `append()` and `merge()` apply `check_append()` and `check_merge()` before they write.
 
 A finding names the rule, the tensor, the index, what was found and what was expected:
 
