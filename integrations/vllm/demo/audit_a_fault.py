@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """./run audit: vLLM on its own attention, with a fault planted in it, watched by Quire. The report names the fault.
 
-First the same load runs without a fault, where an alarm would be a false one. Exit status 0 only if there is none, and the planted
-fault is found.
+First the same load runs without a fault, where an alarm would be a false one. Exit status 0 only if there is none, the planted fault is
+found, and the audit followed every step of both runs that their answers needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import shutil
 import sys
 
 from jobs import make_jobs
-from quire_vllm.audit.report import KINDS
-from server import Server
+from quire_vllm.audit.report import KINDS, read_reports
+from server import Answer, Server
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -31,20 +30,27 @@ def parse_arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def run(a: argparse.Namespace, name: str, plant: str) -> tuple[dict, str]:
-    """The report of one server's life, and what /metrics said of alarms."""
+def run(a: argparse.Namespace, name: str, plant: str) -> tuple[dict, str, str]:
+    """The report of one server's life, what /metrics said of alarms, and why the report proves nothing, if so."""
     folder = a.out / name
     shutil.rmtree(folder, ignore_errors=True)
     environment = {"QUIRE_AUDIT": "1", "QUIRE_AUDIT_BUDGET": a.budget, "QUIRE_AUDIT_DIR": str(folder), "QUIRE_AUDIT_PLANT": plant,
                    "QUIRE_AUDIT_CAPTURES": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}  # fmt: skip
     arguments = ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager", "--attention-backend", a.backend]
     with Server(name, a.model, a.out / f"{name}.log", arguments, environment) as server:
-        server.chat_all(make_jobs(a.requests, a.max_tokens), a.requests)
+        answers, _ = server.chat_all(make_jobs(a.requests, a.max_tokens), a.requests)
         lines = server.get("/metrics")[1].splitlines()
         metrics = [line for line in lines if line.startswith("quire_audit_alarms_total") and not line.endswith(" 0.0")]
-    reports = [json.loads(path.read_text()) for path in folder.glob("audit-*.json")]
-    report = max(reports, key=lambda r: r["counts"].get("steps", 0), default={"counts": {}, "alarms": []})
-    return report, "; ".join(metrics)
+    report = max(read_reports(str(folder)), key=lambda r: r["counts"].get("steps", 0), default={"counts": {}, "alarms": []})
+    return report, "; ".join(metrics), missing(report, answers)
+
+
+def missing(report: dict, answers: list[Answer]) -> str:
+    """What the report lacks. An answer's tokens come one in a step."""
+    steps, served = report["counts"].get("steps", 0), max(answer.tokens for answer in answers)
+    if steps < served:
+        return f"the report has {steps} of at least {served} steps"
+    return "; ".join(f"{count} failures of the audit's own {kind}" for kind, count in report.get("errors", {}).items())
 
 
 def told(report: dict) -> str:
@@ -56,10 +62,10 @@ def told(report: dict) -> str:
 def main() -> int:
     a = parse_arguments()
     print("vLLM's own attention under audit, nothing planted", flush=True)
-    clean, _ = run(a, "clean", "")
+    clean, _, lacks = run(a, "clean", "")
     print(f"  {told(clean)}\n  alarms: {len(clean['alarms'])}", flush=True)
     print(f"the same with {a.fault} planted at step {a.step}", flush=True)
-    faulty, metrics = run(a, "planted", f"{a.fault}@{a.step}")
+    faulty, metrics, lacks_too = run(a, "planted", f"{a.fault}@{a.step}")
     print(f"  {told(faulty)}")
     planted = faulty.get("planted", "nothing")
     first = faulty["alarms"][0] if faulty["alarms"] else None
@@ -72,7 +78,10 @@ def main() -> int:
             if first[name]:
                 print(f"  {name}: {first[name]}")
         print(f"  alarms: {sum(faulty['counts'].get(k, 0) for k in KINDS)}; /metrics: {metrics}")
-    return 0 if first is not None and not clean["alarms"] and clean["counts"].get("visits") else 1
+    for which, what in (("clean", lacks), ("planted", lacks_too)):
+        if what:
+            print(f"  the {which} run proves nothing: {what}")
+    return 0 if first is not None and not clean["alarms"] and clean["counts"].get("visits") and not lacks and not lacks_too else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths, and stand-ins: scheduler messages as vLLM sends them, and modules named vllm for tests that run without it."""
 
+import contextlib
+import importlib.util
 import pathlib
+import resource
 import sys
 import types
 
@@ -94,3 +97,48 @@ def fake_vllm(monkeypatch):
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     return types.SimpleNamespace(module=modules["vllm"], platform=Platform, enum=AttentionBackendEnum, overrides=overrides)
+
+
+@pytest.fixture
+def full_disk():
+    """``with full_disk():`` every write to a file fails behind its first byte, for root as well. Pipes and memory are as they were."""
+    return _full_disk
+
+
+@contextlib.contextmanager
+def _full_disk():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def metrics():
+    """metrics(collector) -> {family: {label: value}}, by prometheus_client or, without it, by a stand-in."""
+
+    class Family:
+        def __init__(self, name, text, labels=None, value=None):
+            self.name, self.found = name, {} if value is None else {"": value}
+
+        def add_metric(self, labels, value):
+            self.found[labels[0]] = value
+
+    def read(collector):
+        found = {}
+        for family in collector.collect():
+            samples = getattr(family, "samples", None)
+            found[family.name] = family.found if samples is None else {s.labels.get("kind", ""): s.value for s in samples}
+        return found
+
+    if "prometheus_client" not in sys.modules and importlib.util.find_spec("prometheus_client") is None:
+        core = types.ModuleType("prometheus_client.core")
+        core.CounterMetricFamily = core.GaugeMetricFamily = Family
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "prometheus_client", types.ModuleType("prometheus_client"))
+            patch.setitem(sys.modules, "prometheus_client.core", core)
+            yield read
+    else:
+        yield read

@@ -3,6 +3,11 @@
 
 import dataclasses
 import enum
+import functools
+import json
+import os
+import pathlib
+import subprocess
 import sys
 import types
 
@@ -13,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import quire  # noqa: E402
 from quire_vllm import settings  # noqa: E402
-from quire_vllm.audit import hooks, report  # noqa: E402
+from quire_vllm.audit import hooks, report, watch  # noqa: E402
 from quire_vllm.audit.plant import FAULTS, Plant  # noqa: E402
 from quire_vllm.audit.report import AuditError  # noqa: E402
 from quire_vllm.audit.watch import Auditor  # noqa: E402
@@ -90,6 +95,7 @@ class Engine:
         self.layers = [types.SimpleNamespace(layer_name=name) for name in StandInBuilder.layer_names]
         self.computed, self.pages = {}, {}
         self.random = np.random.default_rng(0)
+        self.outputs = []  # of each step's last layer
 
     def step(self, **work):
         return hooks._step(Engine.execute, self, self.messages.step(**work))
@@ -114,6 +120,7 @@ class Engine:
             out = torch.empty_like(q)
             impl.do_kv_cache_update(layer, k, v, kv, self.slots)
             impl.forward(layer, q, k, v, kv, metadata, out)
+        self.outputs.append(out.clone())
         return types.SimpleNamespace(req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=[[7] for _ in names])
 
     def _tables(self, names, counts):
@@ -140,7 +147,7 @@ def engine(messages, tmp_path, monkeypatch):
     def make(budget=1.0, plant="", action="log", **more):
         hooks._state.clear()
         chosen = settings.Settings(audit=True, budget=budget, folder=str(tmp_path), action=action, plant=plant, **more)
-        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen), Plant.named(plant)
+        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen, boundary=hooks.boundary()), Plant.named(plant)
         messages.page_size = PAGE
         return Engine(messages, hooks.audited(StandIn)), hooks._state["auditor"]
 
@@ -317,3 +324,199 @@ def test_an_audited_backend_is_found_where_it_says_that_it_is(engine, monkeypatc
         assert issubclass(found, Abstract)
     finally:
         wrapped.__dict__.pop("FLASH_ATTN", None)
+
+
+# What breaks in the audit stays there.
+
+
+class Alone(Engine):
+    """The engine without an audit."""
+
+    def __init__(self, messages):
+        super().__init__(messages, StandIn)
+
+    def step(self, **work):
+        return self.execute(self.messages.step(**work))
+
+
+@functools.cache
+def alone(messages, steps):
+    running = Alone(messages(PAGE))
+    serve(running, steps)
+    return running.outputs
+
+
+def served_as_alone(running, steps=14):
+    serve(running, steps)
+    outputs = alone(type(running.messages), steps)
+    return len(running.outputs) == len(outputs) and all(map(torch.equal, running.outputs, outputs))
+
+
+BROKEN = {  # what breaks: where it is heard
+    (watch.Statement, "begin_step"): "books",
+    (watch.Ledger, "record"): "tables",
+    (watch.Auditor, "_take_turns"): "turns",
+    (watch.Auditor, "looks"): "tables",
+    (watch.Values, "read"): "values",
+    (watch.Values, "see"): "values",
+    (hooks, "_read"): "tables",
+    (hooks, "_names"): "tables",
+    (hooks, "_spec"): "layer",
+    (watch, "probe"): "layer",
+    (watch.Memory, "__init__"): "layer",
+    (watch.Ledger, "judge"): "tables",
+    (watch.Judge, "written"): "write",
+    (watch.Judge, "memory"): "attention",
+    (watch.Judge, "rows"): "attention",
+    (watch.Budget, "end_step"): "step",
+}
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5])
+@pytest.mark.parametrize(("where", "name"), BROKEN, ids=lambda x: getattr(x, "__name__", x))
+def test_whatever_breaks_in_the_audit_the_engine_serves_and_the_failure_is_heard(engine, monkeypatch, where, name, budget):
+    def broken(*_, **__):
+        raise MemoryError("no memory")
+
+    running, auditor = engine(budget)
+    monkeypatch.setattr(where, name, broken)
+    assert served_as_alone(running, 14 if budget == 1.0 else 60)
+    heard = BROKEN[where, name] if budget == 1.0 else BROKEN[where, name].replace("attention", "judgement")
+    assert set(auditor.boundary.errors) == {heard}
+    assert auditor.report.alarms == []
+    assert not any(auditor.report.counts[kind] for kind in report.KINDS)
+    auditor.report.write()
+    assert json.loads((pathlib.Path(auditor.report.folder) / f"audit-{os.getpid()}.json").read_text())["errors"] == dict(auditor.boundary.errors)
+
+
+def test_books_with_a_gap_judge_nothing_any_more_and_say_so_in_every_step(engine, monkeypatch):
+    running, auditor = engine()
+    serve(running, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(watch.Ledger, "record", lambda *_: 1 / 0)
+        running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    for _ in range(12):  # behind the gap the ledger's slots are not the tables'
+        running.step(go_on=[("a", 1), ("b", 1), ("c", 1)])
+    assert auditor.report.alarms == []
+    assert auditor.boundary.errors == {"books": 13}
+    assert "no step is looked at" in auditor.report.facts["lost"]
+
+
+def test_a_ledger_that_would_begin_too_late_is_not_begun(engine, monkeypatch):
+    running, auditor = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks, "_read", lambda *_: 1 / 0)
+        running.step(new=[("first", 20)])
+    for _ in range(6):
+        running.step(go_on=[("first", 1)])
+    assert auditor.report.alarms == []
+    assert auditor.boundary.errors == {"tables": 7}
+
+
+def test_a_layer_that_cannot_be_read_is_tried_once_and_the_others_are_looked_at(engine, monkeypatch):
+    running, auditor = engine()
+    spec = hooks._spec
+
+    def some(impl, layer, *rest):
+        if layer.layer_name == "layers.1":
+            raise KeyError("float8_e4m3fn")
+        return spec(impl, layer, *rest)
+
+    monkeypatch.setattr(hooks, "_spec", some)
+    assert served_as_alone(running)
+    assert auditor.boundary.errors == {"layer": 1}
+    assert auditor.report.counts["visits"] == 2 * 16
+    assert "layer layers.1" in auditor.report.facts
+
+
+def test_a_fault_on_a_full_disk_is_found_and_written_when_there_is_room(engine, full_disk, caplog):
+    running, auditor = engine(plant="foreign_write@12")
+    with full_disk():
+        serve(running, 14)
+    (first, *_) = auditor.report.alarms
+    assert (first.kind, first.layer, first.step) == ("memory", "layers.1", 12)
+    assert auditor.boundary.errors["report"] > 1
+    assert str(first) in caplog.text
+    auditor.report.write()
+    assert report.read_reports(auditor.report.folder)[0]["alarms"][0]["step"] == 12
+
+
+def test_an_engines_own_error_is_the_engines(engine, monkeypatch):
+    running, auditor = engine()
+    serve(running, 4)
+    calls = []
+
+    def broken(*_):
+        calls.append(1)
+        raise RuntimeError("the kernel did not start")
+
+    for name in ("do_kv_cache_update", "forward"):
+        with monkeypatch.context() as patch:
+            patch.setattr(StandInImpl, name, broken)
+            with pytest.raises(RuntimeError, match="the kernel did not start"):
+                running.step(go_on=[("a", 1)])
+    assert len(calls) == 2
+    assert auditor.boundary.errors == {}
+    assert not auditor.inside
+
+
+def test_an_auditor_that_cannot_be_made_is_missed_in_every_step(engine, monkeypatch, caplog):
+    running, _ = engine()
+    hooks._state.clear()
+    monkeypatch.setenv("QUIRE_AUDIT_BUDGET", "much")
+    assert served_as_alone(running)
+    assert hooks.boundary().errors == {"books": 16}
+    assert 'QUIRE_AUDIT_BUDGET: "much"' in caplog.text
+
+
+def test_a_request_that_cannot_be_ended_is_heard(engine):
+    running, auditor = engine(plant="wrong_seq_len@12", action="quarantine")
+    running.model_config = None
+    serve(running, 14)
+    assert running.step(go_on=[("a", 1), ("b", 1), ("c", 1)]).sampled_token_ids == [[7], [7], [7]]
+    assert auditor.boundary.errors["quarantine"] == 6  # of steps 12 to 17
+
+
+def test_a_backend_that_cannot_be_audited_serves_as_it_is(engine, monkeypatch, caplog):
+    imports = types.ModuleType("vllm.utils.import_utils")
+    imports.resolve_obj_by_qualname = lambda path: StandIn
+    monkeypatch.setitem(sys.modules, "vllm.utils", types.ModuleType("vllm.utils"))
+    monkeypatch.setitem(sys.modules, "vllm.utils.import_utils", imports)
+    monkeypatch.setitem(hooks._state, "paths", {"FLASH_ATTN": "vllm.FlashAttentionBackend"})
+    monkeypatch.setattr(StandIn, "get_builder_cls", staticmethod(lambda: 1 / 0))
+    assert hooks.wrapped_class("FLASH_ATTN") is StandIn
+    assert hooks.boundary().errors == {"backend": 1}
+    assert "backend failed" in caplog.text
+
+
+_CHILD = """
+import multiprocessing, signal, sys, time
+
+def serve(ready):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as vLLM's engine does
+    from quire_vllm.audit import hooks
+    report = hooks.auditor().report
+    for step in range(1, 28):
+        report.counts["steps"] = step
+        report.write(10.0)
+    ready.set()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=serve, args=(ready,))
+    process.start()
+    assert ready.wait(120)
+    process.terminate()
+    process.join()
+"""
+
+
+def test_an_engine_that_is_told_to_stop_writes_its_last_steps(tmp_path):
+    """vLLM's engine is a process that multiprocessing starts, and a short run ends before its report is due."""
+    (tmp_path / "child.py").write_text(_CHILD)
+    folder = tmp_path / "audit"
+    paths = os.pathsep.join([str(pathlib.Path(hooks.__file__).parents[2]), *sys.path])
+    subprocess.run([sys.executable, str(tmp_path / "child.py")], env={**os.environ, "QUIRE_AUDIT_DIR": str(folder), "PYTHONPATH": paths}, check=True)
+    assert [read["counts"]["steps"] for read in report.read_reports(str(folder))] == [27]

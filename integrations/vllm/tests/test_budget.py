@@ -101,3 +101,18 @@ def test_looks_are_saved_up_to_be_done_together_unless_so_many_never_fit():
     assert 540 < batches.count(8) < 575  # 0.45 ms are earned in a step, and a batch takes 1.6
     budget._costs["look"] = 1.0
     assert budget.batch("look", 8) <= 1
+
+
+def test_a_look_that_fails_is_paid_for():
+    clock = Clock()
+    budget, tried = Budget(0.01, clock), 0
+    for _ in range(2000):
+        budget.begin_step()
+        clock.now += 0.05
+        if budget.batch("visit", 1):
+            clock.now += 1e-2
+            budget.charge(1e-2)
+            tried += 1
+        budget.end_step()
+    assert 0 < tried < 120  # 1 % of 2000 steps of 60 ms has room for 120 of 10 ms
+    assert budget.used < 0.0115

@@ -73,3 +73,13 @@ def test_settings_that_cannot_be_read_say_so(name, value, expected):
     with pytest.raises(ValueError) as error:
         settings.read({name: value})
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("QUIRE_AUDIT_BUDGET", "much"), ("QUIRE_AUDIT_PLANT", "no_such_fault@3")])
+def test_the_audits_settings_are_read_at_the_start_and_not_in_a_step(fake_vllm, monkeypatch, name, value):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(selection, "refuse", lambda config: None)
+    monkeypatch.setenv("QUIRE_AUDIT", "1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f'{name}: "{value}", expected'):
+        quire_vllm.register()

@@ -2,7 +2,6 @@
 """Alarms: counted, written, exported, and raised where that was asked for."""
 
 import json
-import types
 
 import numpy as np
 import pytest
@@ -53,29 +52,9 @@ def test_a_wrong_kernel_leaves_a_capture_and_a_diagnosis(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
 
 
-def test_metrics_are_sums_over_processes(tmp_path):
+def test_metrics_are_sums_over_processes(tmp_path, metrics):
     for pid, count in ((1, 2), (2, 3)):
-        (tmp_path / f"audit-{pid}.json").write_text(json.dumps({"counts": {"kernel": count, "visits": 10}}))
-    families = {}
-    import sys
-
-    core = types.ModuleType("prometheus_client.core")
-
-    class Family:
-        def __init__(self, name, text, labels=None, value=None):
-            self.samples = {} if value is None else {"": value}
-            families[name] = self.samples
-
-        def add_metric(self, labels, value):
-            self.samples[labels[0]] = value
-
-    core.CounterMetricFamily = Family
-    real = {name: sys.modules.get(name) for name in ("prometheus_client", "prometheus_client.core")}
-    sys.modules["prometheus_client"], sys.modules["prometheus_client.core"] = types.ModuleType("prometheus_client"), core
-    try:
-        list(Collector(str(tmp_path)).collect())
-    finally:
-        for name, module in real.items():
-            sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
-    assert families["quire_audit_alarms"] == {"memory": 0, "write": 0, "kernel": 5, "tables": 0, "values": 0}
-    assert families["quire_audit_visits"] == {"": 20}
+        (tmp_path / f"audit-{pid}.json").write_text(json.dumps({"pid": pid, "counts": {"kernel": count, "visits": 10}}))
+    found = metrics(Collector(str(tmp_path)))
+    assert found["quire_audit_alarms"] == {"memory": 0, "write": 0, "kernel": 5, "tables": 0, "values": 0}
+    assert found["quire_audit_visits"] == {"": 20}

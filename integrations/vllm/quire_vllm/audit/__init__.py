@@ -7,10 +7,16 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Puts the audit around every attention backend of vLLM, and its counters into /metrics. May be called again."""
+    """Puts the audit around every attention backend of vLLM, and its counters into /metrics. May be called again.
+
+    Raises ValueError for a setting that cannot be read: now, because a step could only log it."""
     from quire_vllm import settings
     from quire_vllm.audit import hooks
+    from quire_vllm.audit.plant import Plant
     from quire_vllm.audit.report import export_metrics
 
+    chosen = settings.read()
+    Plant.named(chosen.plant)
     hooks.install()
-    export_metrics(settings.read().folder)
+    with hooks.boundary()("metrics"):
+        export_metrics(chosen.folder, hooks.boundary())

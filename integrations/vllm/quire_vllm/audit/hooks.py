@@ -3,11 +3,14 @@
 
 Backends are wrapped through vLLM's registry, whose paths then name attributes of :mod:`quire_vllm.audit.wrapped`. An audited backend
 takes no part in full CUDA graphs, in which no Python runs; vLLM then replays the model in pieces around it.
+
+What a hook does for the audit stands in ``with _boundary(kind):``; what it does for vLLM stands outside, once, whatever the audit did.
 """
 
 from __future__ import annotations
 
 import functools
+import multiprocessing.util
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import torch
 
 from quire_vllm import calls, settings
 from quire_vllm.audit import rows as fp64
+from quire_vllm.audit.boundary import Boundary
 from quire_vllm.audit.plant import Plant
 from quire_vllm.audit.statement import Tables
 from quire_vllm.audit.watch import Auditor, Call
@@ -42,12 +46,33 @@ def install() -> None:
     _around(Worker, "sample_tokens", _finish_quarantined)
 
 
+def boundary() -> Boundary:
+    """The process's boundary between audit and engine."""
+    return _state.setdefault("boundary", Boundary())
+
+
+def _boundary(kind: str) -> Any:
+    return boundary()(kind)
+
+
 def auditor() -> Auditor:
-    """The process's auditor."""
+    """The process's auditor. The first step makes it, or none does: one that comes late knows nothing of the requests that run."""
     if "auditor" not in _state:
-        _state["auditor"] = Auditor(settings.read())
-        _state["plant"] = Plant.named(settings.read().plant)
+        if not _state.setdefault("may make", True):
+            raise RuntimeError("there is no auditor in this process, because the first step could not make it")
+        _state["may make"] = False
+        chosen = settings.read()
+        _state["plant"] = Plant.named(chosen.plant)
+        _state["auditor"] = made = Auditor(chosen, boundary=boundary())
+        # Processes that multiprocessing starts run no atexit functions, but these.
+        multiprocessing.util.Finalize(None, made.report.write, exitpriority=1)
     return _state["auditor"]
+
+
+def _inside() -> Auditor | None:
+    """The auditor in a step that it follows; None in a warm-up and behind a failure. Raises nothing."""
+    made = _state.get("auditor")
+    return made if made is not None and made.inside else None
 
 
 def _around(cls: type, name: str, wrapper: Any) -> None:
@@ -64,23 +89,41 @@ def _around(cls: type, name: str, wrapper: Any) -> None:
 
 
 def _step(original: Any, worker: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    a = auditor()
-    plant = _state["plant"]
-    if plant:
-        plant.on_scheduler(a, scheduler_output)
-    _state["runner"] = worker.model_runner
-    _around(type(worker.model_runner), "prepare_inputs", _keep_order)
-    a.begin_step(scheduler_output)
+    with _boundary("books") as books:
+        _begin(worker, scheduler_output)
+    if books.failed and "auditor" in _state:
+        _state["auditor"].lose_count()
     try:
         return _finish_quarantined(original, worker, scheduler_output, *args, **kwargs)
     finally:
-        a.end_step()
+        if "auditor" in _state:
+            with _boundary("step"):
+                _state["auditor"].end_step()
+
+
+def _begin(worker: Any, scheduler_output: Any) -> None:
+    a = auditor()
+    _planted("on_scheduler", None, a, scheduler_output)
+    with _boundary("tables"):
+        _state["runner"] = worker.model_runner
+        _around(type(worker.model_runner), "prepare_inputs", _keep_order)
+    a.begin_step(scheduler_output)
+
+
+def _planted(where: str, right: Any, *args: Any) -> Any:
+    """What a planted fault makes of it; without one, what is ``right``."""
+    if _state["plant"] is not None:
+        with _boundary("plant"):
+            return getattr(_state["plant"], where)(*args)
+    return right
 
 
 def _keep_order(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """vLLM's V2 model runner keeps no batch between steps. Its ``prepare_inputs`` returns one, which has the requests in the tables' order."""
     batch = original(runner, *args, **kwargs)
-    _state["order"] = auditor().statement.step, getattr(batch, "req_ids", None)
+    a = _inside()
+    if a is not None:
+        _state["order"] = a.statement.step, getattr(batch, "req_ids", None)
     return batch
 
 
@@ -95,24 +138,39 @@ def _names() -> list[str] | None:
 def _finish_quarantined(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Requests in quarantine get the end-of-sequence token, so that the engine finishes them."""
     output = original(worker, *args, **kwargs)
-    bad = auditor().report.quarantined
-    if not bad or output is None:
-        return output
+    bad = _state["auditor"].report.quarantined if "auditor" in _state else None
+    if bad and output is not None:
+        with _boundary("quarantine"):
+            _end_later(output, bad, _end_token(worker))
+    return output
+
+
+def _end_token(worker: Any) -> int | None:
     eos = getattr(worker.model_config.hf_config, "eos_token_id", None)
-    end = eos[0] if isinstance(eos, list) else eos
-    if hasattr(output, "get_output"):
-        get = output.get_output
-        output.get_output = lambda: _end(get(), bad, end)
-        return output
-    return _end(output, bad, end)
+    return eos[0] if isinstance(eos, list) else eos
 
 
-def _end(output: Any, bad: set[str], end: int | None) -> Any:
+def _end_later(output: Any, bad: set[str], end: int | None) -> None:
+    """vLLM's asynchronous output has its tokens only when asked."""
+    if not hasattr(output, "get_output"):
+        _end(output, bad, end)
+        return
+    get = output.get_output
+
+    def get_output() -> Any:
+        tokens = get()
+        with _boundary("quarantine"):
+            _end(tokens, bad, end)
+        return tokens
+
+    output.get_output = get_output
+
+
+def _end(output: Any, bad: set[str], end: int | None) -> None:
     for name in bad & set(getattr(output, "req_id_to_index", ())):
         tokens = output.sampled_token_ids[output.req_id_to_index[name]]
         if end is not None and len(tokens):
             tokens[:] = [end] * len(tokens)
-    return output
 
 
 def audited(backend: type) -> type:
@@ -132,13 +190,13 @@ def _audited_builder(base: type) -> type:
         _cudagraph_support = AttentionCGSupport.NEVER
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-            a = auditor()
-            if not a.inside:
-                return super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)
-            common = _state["plant"].on_tables(a, common_attn_metadata) if _state["plant"] else common_attn_metadata
+            a = _inside()
+            common = common_attn_metadata if a is None else _planted("on_tables", common_attn_metadata, a, common_attn_metadata)
             metadata = super().build(common_prefix_len, common, *args, **kwargs)
-            if a.looks():
-                setattr(metadata, _MARK, _see_tables(a, self.layer_names, self.kv_cache_spec, common))
+            if a is not None:
+                with _boundary("tables"):
+                    if a.looks():
+                        setattr(metadata, _MARK, _see_tables(a, self.layer_names, self.kv_cache_spec, common))
             return metadata
 
         @classmethod
@@ -157,48 +215,64 @@ def _audited_impl(base: type, backend: type) -> type:
             self._quire_kv_dtype = getattr(self, "kv_cache_dtype", "auto")
 
         def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
-            a = auditor()
-            if not a.inside:
-                super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-                return
-            if a.wants(layer.layer_name):
-                _known(a, self, layer, kv_cache, key.dtype, super().do_kv_cache_update)
-            write = super().do_kv_cache_update
-            if _state["plant"] is None or not _state["plant"].on_write(a, layer.layer_name, write, layer, key, value, kv_cache, slot_mapping):
+            a, write = _inside(), super().do_kv_cache_update
+            if a is None:
                 write(layer, key, value, kv_cache, slot_mapping)
-            tables = _state.get("tables", {}).get(_group(layer.layer_name))
-            if a.wants(layer.layer_name) and tables is not None and tables.step == a.statement.step:
-                a.see_written(a.layers[layer.layer_name], key, value, kv_cache, tables)
+                return
+            with _boundary("layer"):
+                if a.wants(layer.layer_name):
+                    _known(a, self, layer, kv_cache, key.dtype, write)
+            _planted("on_write", write, a, layer.layer_name, write)(layer, key, value, kv_cache, slot_mapping)
+            with _boundary("write"):
+                _see_written(a, layer.layer_name, key, value, kv_cache)
 
         def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            a, name = auditor(), layer.layer_name
-            forward = super().forward
-            if not a.inside or attn_metadata is None:
-                return forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            if _state["plant"]:
-                forward = _state["plant"].on_attention(a, name, self, forward)
+            a, forward = _inside() if attn_metadata is not None else None, super().forward
+            if a is not None:
+                forward = _planted("on_attention", forward, a, layer.layer_name, self, forward)
             result = forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            tables = getattr(attn_metadata, _MARK, None)
-            if tables is not None:
-                a.see_output(name, output, tables)
-            if tables is not None and a.wants(name):
-                watched = _known(a, self, layer, kv_cache, query.dtype, super().do_kv_cache_update)
-                a.visit(watched, Call(query, key, value, kv_cache, output, tables))
+            if a is not None:
+                with _boundary("attention"):
+                    tables = getattr(attn_metadata, _MARK, None)
+                    if tables is not None:
+                        _visit(a, self, layer, Call(query, key, value, kv_cache, output, tables), super().do_kv_cache_update)
             return result
 
     return type(f"Audited{base.__name__}", (Impl,), {})
 
 
+def _see_written(a: Auditor, name: str, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    tables = _state.get("tables", {}).get(_group(name))
+    if name in a.layers and a.wants(name) and tables is not None and tables.step == a.statement.step:
+        a.see_written(a.layers[name], key, value, kv_cache, tables)
+
+
+def _visit(a: Auditor, impl: Any, layer: Any, call: Call, write: Any) -> None:
+    with _boundary("values"):
+        a.see_output(layer.layer_name, call.output, call.tables)
+    if a.wants(layer.layer_name):
+        watched = _known(a, impl, layer, call.kv_cache, call.query.dtype, write)
+        if watched is not None:
+            a.visit(watched, call)
+
+
 def _known(a: Auditor, impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype, write: Any) -> Any:
-    """The auditor's entry for a layer."""
-    if layer.layer_name in a.layers:
-        return a.layers[layer.layer_name]
+    """The auditor's entry for a layer, or None: it cannot be looked at."""
+    if layer.layer_name not in a.layers:
+        with _boundary("layer") as part:
+            _get_to_know(a, impl, layer, kv_cache, dtype, write)
+        if part.failed:
+            a.give_up(layer.layer_name)
+    return a.layers.get(layer.layer_name)
+
+
+def _get_to_know(a: Auditor, impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype, write: Any) -> None:
     page_size = int(kv_cache.shape[2])  # of [blocks, kv_heads, block_size, 2 * head_dim]
 
     def into(key: torch.Tensor, value: torch.Tensor, scratch: torch.Tensor, slots: torch.Tensor) -> None:
         write(layer, key, value, scratch, slots)
 
-    return a.know(layer.layer_name, _group(layer.layer_name), _spec(impl, layer, kv_cache, dtype), into, kv_cache, page_size, dtype)
+    a.know(layer.layer_name, _group(layer.layer_name), _spec(impl, layer, kv_cache, dtype), into, kv_cache, page_size, dtype)
 
 
 def _spec(impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype) -> fp64.Layer:
@@ -258,10 +332,13 @@ def _read(common: Any, page_size: int) -> Tables:
 
 
 def wrapped_class(name: str) -> type:
-    """The audited class of a member of vLLM's registry."""
+    """The audited class of a member of vLLM's registry; the backend itself, if it cannot be audited."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    made = audited(resolve_obj_by_qualname(_state["paths"][name]))
-    # vLLM's CUDA and ROCm platforms ask the class where it is, and look there.
-    made.__module__, made.__qualname__ = _PREFIX.rstrip("."), name
-    return made
+    backend = resolve_obj_by_qualname(_state["paths"][name])
+    with _boundary("backend"):
+        made = audited(backend)
+        # vLLM's CUDA and ROCm platforms ask the class where it is, and look there.
+        made.__module__, made.__qualname__ = _PREFIX.rstrip("."), name
+        return made
+    return backend

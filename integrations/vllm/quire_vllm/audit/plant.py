@@ -94,19 +94,22 @@ class Plant:
             self._happened(a)
         return dataclasses.replace(common, **changed) if changed else common
 
-    def on_write(self, a: Any, name: str, write: Callable[..., None], layer: Any, key: Any, value: Any, kv_cache: Any, slots: Any) -> bool:
-        """Whether the write was taken over."""
+    def on_write(self, a: Any, name: str, write: Callable[..., None]) -> Callable[..., None]:
+        """The layer's cache write, with the fault in it."""
         if self.name not in ("dropped_slot", "late_write") or not self._due(a) or not self._layer(a, name):
-            return False
+            return write
         self._happened(a)
-        if self.name == "dropped_slot":
-            last = sum(request.scheduled for request in a.statement.scheduled) - 1
+        last = sum(request.scheduled for request in a.statement.scheduled) - 1
+
+        def dropped(layer: Any, key: Any, value: Any, kv_cache: Any, slots: Any) -> None:
             changed = slots.clone()
             changed[last] = -1
             write(layer, key, value, kv_cache, changed)
-        else:
-            self._late = lambda: write(layer, key, value, kv_cache, slots)
-        return True
+
+        def later(*args: Any) -> None:
+            self._late = lambda: write(*args)
+
+        return dropped if self.name == "dropped_slot" else later
 
     def on_attention(self, a: Any, name: str, impl: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The layer's attention, with the fault in or around it."""

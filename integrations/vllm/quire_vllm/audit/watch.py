@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from quire_vllm.audit import rows as fp64
+from quire_vllm.audit.boundary import Boundary
 from quire_vllm.audit.budget import Budget
 from quire_vllm.audit.judge import Judge, Rows, Watched
 from quire_vllm.audit.layout import Layout, LayoutError, Write, probe
@@ -48,16 +49,20 @@ class Call:
 
 
 class Auditor:
-    def __init__(self, settings: Any, clock: Callable[[], float] | None = None):
+    def __init__(self, settings: Any, clock: Callable[[], float] | None = None, boundary: Boundary | None = None):
         self.settings = settings
+        self.boundary = boundary or Boundary()
         self.budget = Budget(settings.budget, *([clock] if clock else []))
+        self.boundary.charge = self.budget.charge
         self.statement = Statement()
-        self.report = Report(settings.folder, settings.captures, settings.action)
+        self.report = Report(settings.folder, settings.captures, settings.action, self.boundary)
         self.ledgers: dict[int, Ledger] = {}
         self.judge = Judge(self.report, self.ledgers)
         self.layers: dict[str, Watched] = {}
         self.values = Values()
+        self.unread: set[str] = set()  # layers that cannot be looked at
         self.inside = False  # a step of the engine, not a warm-up
+        self._lost = ""  # why no step can be judged any more
         self._random = np.random.default_rng(settings.seed)
         self._visits = 0
         self._due: set[str] = set()  # the layers that are visited in this step
@@ -78,24 +83,42 @@ class Auditor:
     def begin_step(self, scheduler_output: Any) -> None:
         self.budget.begin_step()
         begun = self.budget.now()
+        self._samples, self._due, self._hunted, self._waiting, self._table_rows = {}, set(), set(), [], 0
+        if self._lost:
+            raise RuntimeError(self._lost)
         self.statement.begin_step(scheduler_output)
         self.judge.step = self.statement.step
-        self._choose_requests()
+        with self.boundary("values"):
+            self._choose_requests()
         for group, ledger in self.ledgers.items():
             ledger.record(self.statement.scheduled, group, self.statement.step)
+        with self.boundary("turns"):
+            self._take_turns()
         self.inside = bool(self.statement.scheduled)
-        self._samples = {}
-        self._take_turns()
         self.budget.pay("statement", begun)
 
-    def end_step(self) -> None:
-        self._judge_waiting()
+    def lose_count(self) -> None:
+        """:meth:`begin_step` has failed. Books rest on those of the step before: behind a gap, right tables would look wrong."""
         self.inside = False
-        self.budget.end_step()
-        report = self.report
-        report.counts["steps"] = self.statement.step
-        report.facts.update(share=self.budget.used, seconds=self.budget.seconds, audit_seconds=self.budget.spent, budget=self.budget.share)
-        report.write(_REPORT_SECONDS)
+        if not self._lost:
+            self._lost = self.report.facts["lost"] = f"from step {self.statement.step} on no step is looked at, until this process starts again"
+
+    def end_step(self) -> None:
+        try:
+            if self.inside:
+                self._judge_waiting()
+        finally:
+            self.inside = False
+            self.budget.end_step()
+            report = self.report
+            report.counts["steps"] = self.statement.step
+            report.facts.update(share=self.budget.used, seconds=self.budget.seconds, audit_seconds=self.budget.spent, budget=self.budget.share)
+            report.write(_REPORT_SECONDS)
+
+    def give_up(self, layer: str) -> None:
+        """Another try in every step would take time that no budget counts."""
+        self.unread.add(layer)
+        self.report.facts[f"layer {layer}"] = "is not looked at: the log says why"
 
     def _take_turns(self) -> None:
         """Chooses the work of this step: values, rows of tables, and the next layers, in turn for their memory and for rows."""
@@ -129,10 +152,10 @@ class Auditor:
 
     def looks(self) -> bool:
         """Whether this step needs its tables."""
-        return self.inside and bool(self._everything or self._due or self._table_rows or self._values_turn or not self.layers)
+        return self.inside and bool(self._everything or self._due or self._table_rows or self._values_turn or not (self.layers or self.unread))
 
     def wants(self, layer: str) -> bool:
-        return self.inside and (self._everything or layer in self._due or layer not in self.layers)
+        return self.inside and layer not in self.unread and (self._everything or layer in self._due or layer not in self.layers)
 
     # Values.
 
@@ -153,11 +176,18 @@ class Auditor:
         tables.rows = self.statement.in_order(names, tables, group)
         ledger = self.ledgers.get(group)
         if ledger is None:
-            ledger = self.ledgers[group] = Ledger(num_pages, tables.page_size, ratio)
-            ledger.record(self.statement.scheduled, group, self.statement.step)
+            ledger = self._open_ledger(group, Ledger(num_pages, tables.page_size, ratio))
         self.budget.pay("tables of a visit" if self._due else "tables", begun)
         self._judge_tables(tables, group, ledger, window)
         return tables
+
+    def _open_ledger(self, group: int, ledger: Ledger) -> Ledger:
+        """Begins with the first step of the group. A ledger that misses writes would call them foreign."""
+        if any(request.started < self.statement.step for request in self.statement.requests.values()):
+            raise RuntimeError(f"the first tables of KV cache group {group} were missed, so that its slots are not known")
+        ledger.record(self.statement.scheduled, group, self.statement.step)
+        self.ledgers[group] = ledger
+        return ledger
 
     def _judge_tables(self, tables: Tables, group: int, ledger: Ledger, window: int | None) -> None:
         count = len(tables.rows)
@@ -244,10 +274,11 @@ class Auditor:
         waiting, self._waiting = self._waiting, []
         begun = self.budget.now()
         for layer, kv_cache, held, rows in waiting:
-            if held is not None:
-                self.judge.memory(layer, held, kv_cache, self._hunted)
-            if rows is not None:
-                self.judge.rows(layer, rows, kv_cache)
+            with self.boundary("judgement"):
+                if held is not None:
+                    self.judge.memory(layer, held, kv_cache, self._hunted)
+                if rows is not None:
+                    self.judge.rows(layer, rows, kv_cache)
         if waiting:
             self.budget.pay("rows judged" if self._rows_turn else "memory judged", begun, len(waiting))
 

@@ -97,7 +97,7 @@ def clean(given: dict[str, str]) -> dict[str, Any]:
     for budget in budgets:
         engine.reset_prefix_cache()  # a new ledger does not know who wrote it
         chosen = dataclasses.replace(settings.read({**os.environ, "QUIRE_AUDIT_BUDGET": budget}), folder=f"{given['folder']}/{budget}")
-        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen), None
+        hooks._state["auditor"], hooks._state["plant"] = Auditor(chosen, boundary=hooks.boundary()), None
         hooks._state.pop("tables", None)
         done = _serve(engine.llm_engine, 60 * float(given["minutes"]) / len(budgets), int(given.get("streams", 4)))
         found[budget] = {**done, **_audit()}
@@ -173,7 +173,8 @@ def _fault(engine: Any, name: str, given: dict[str, str]) -> dict[str, Any]:
     from quire_vllm.audit.watch import Auditor
 
     step, after = int(given["step"]), int(given["after"])
-    hooks._state["auditor"] = auditor = Auditor(dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}"))
+    chosen = dataclasses.replace(settings.read(), captures=1, folder=f"{given['folder']}/{name or 'none'}")
+    hooks._state["auditor"] = auditor = Auditor(chosen, boundary=hooks.boundary())
     hooks._state["plant"] = plant = Plant.named(f"{name}@{step}" if name else "")
     hooks._state.pop("tables", None)
     try:

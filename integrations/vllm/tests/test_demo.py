@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""demo/: a control run that was looked at in part proves nothing."""
+
+import pathlib
+import sys
+
+DEMO = pathlib.Path(__file__).resolve().parents[1] / "demo"
+sys.path.insert(0, str(DEMO))
+
+import audit_a_fault  # noqa: E402
+from server import Answer  # noqa: E402
+
+_ANSWERS = [Answer("", tokens, 0.1, 1.0) for tokens in (4, 27, 12)]
+
+
+def test_a_report_of_fewer_steps_than_an_answer_has_tokens_is_told():
+    assert audit_a_fault.missing({"counts": {"steps": 1}}, _ANSWERS) == "the report has 1 of at least 27 steps"
+    assert audit_a_fault.missing({"counts": {}}, _ANSWERS) == "the report has 0 of at least 27 steps"
+    assert audit_a_fault.missing({"counts": {"steps": 27}}, _ANSWERS) == ""
+
+
+def test_failures_of_the_audit_are_told():
+    report = {"counts": {"steps": 30}, "errors": {"layer": 1}}
+    assert audit_a_fault.missing(report, _ANSWERS) == "1 failures of the audit's own layer"
