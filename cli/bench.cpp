@@ -11,9 +11,11 @@
 
 #include "commands.h"
 #include "commit.h"
+#include "files/atomic_file.h"
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "quire/report.hpp"
+#include "report/html/page.h"
 #include "report/json/json.h"
 #include "suggest.h"
 #include "text/formatted.h"
@@ -29,13 +31,6 @@ Result<std::string> read_file(const std::string& path) {
   std::string text{std::istreambuf_iterator<char>(file), {}};
   if (file.bad()) return Status(Code::io_error, formatted("{}: cannot be read", path));
   return text;
-}
-
-Status write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text << "\n";
-  file.close();
-  return file ? Status() : Status(Code::io_error, formatted("{}: cannot be written: {}", path, std::strerror(errno)));
 }
 
 /// Words with blanks are problem lines of their own; words without are the parts of one, or the path of one capture.
@@ -138,12 +133,13 @@ Report run_bench(const BenchArgs& args, const Terminal& terminal) {
   report.json = json_of(measured.value());
   report.json["exit_code"] = report.exit_code;
   if (!args.save.empty()) {
-    if (const Status s = write_file(args.save, report.json.dump(2, ' ', false, Json::error_handler_t::replace)); !s.ok())
+    if (const Status s = files::write_whole(args.save, report.json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+        !s.ok())
       return Report::failure(s);
     report.text += formatted("wrote {}\n", printable_line(args.save));
   }
   if (!args.html.empty()) {
-    if (const Status s = write_html(args.html, report.json); !s.ok()) return Report::failure(s);
+    if (const Status s = files::write_whole(args.html, report::page_of(report.json)); !s.ok()) return Report::failure(s);
     report.text += formatted("wrote {}\n", printable_line(args.html));
   }
   return report;

@@ -8,8 +8,10 @@
 #include <stdexcept>
 
 #include "commands.h"
+#include "files/atomic_file.h"
 #include "quire/plan.hpp"
 #include "suggest.h"
+#include "text/duration.h"
 #include "text/formatted.h"
 
 namespace quire::cli {
@@ -38,8 +40,15 @@ constexpr const char* kCommandFooter =
     "(reqs = count x query_len @ context_len; full grammar: docs/reference/problem_line.md)\n"
     "Exit codes: 0 ok, 1 findings or mismatch, 2 usage or parse error, 3 I/O, 4 unsupported, 70 internal.\n";
 
+/// Variables that hold the paths which a call reads, and those which it writes with the names of their options.
+struct CallFiles {
+  std::vector<const Words*> read;
+  std::vector<std::pair<std::string, const std::string*>> written;
+};
+
 struct Arguments {
   bool json = false;
+  CallFiles files;
   CheckArgs check;
   ExplainArgs explain;
   RunArgs run;
@@ -72,17 +81,33 @@ CLI::Validator whole_number(int max) {
   return CLI::Validator(check, "");
 }
 
-void add_input(CLI::App* command, Words& words) {
+/// Seconds or minutes, as the library takes them.
+CLI::Validator duration(double least) {
+  const auto check = [least](const std::string& text) {
+    double value = 0;
+    if (!CLI::detail::lexical_cast(text, value)) return formatted("'{}' is not a number", text.substr(0, 64));
+    return duration_error(value, least);
+  };
+  return CLI::Validator(check, "");
+}
+
+void add_input(CLI::App* command, Words& words, CallFiles& files) {
   command->add_option("PROBLEM|FILE", words, kInputHelp)->required()->type_name("");
+  files.read.push_back(&words);
+}
+
+CLI::Option* add_output(CLI::App* command, const std::string& names, std::string& path, const char* help, CallFiles& files) {
+  files.written.emplace_back(names.substr(names.find("--")), &path);
+  return command->add_option(names, path, help)->type_name("FILE");
 }
 
 void add_kernel(CLI::App* command, std::string& kernel) {
   command->add_option("--kernel", kernel, "force this kernel (see `quire kernels`)")->type_name("NAME");
 }
 
-void add_check(CLI::App& app, CheckArgs& args) {
+void add_check(CLI::App& app, CheckArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("check", "Apply the contract rules to a batch and list every finding");
-  add_input(command, args.input);
+  add_input(command, args.input, files);
   command
       ->add_option_function<std::string>(
           "--depth",
@@ -94,9 +119,9 @@ void add_check(CLI::App& app, CheckArgs& args) {
       ->check(one_of({"metadata", "tables", "contents"}));
 }
 
-void add_explain(CLI::App& app, ExplainArgs& args) {
+void add_explain(CLI::App& app, ExplainArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("explain", "Say which kernel serves a problem and why every other one does not");
-  add_input(command, args.input);
+  add_input(command, args.input, files);
   command->add_option("--device", args.device, "plan for this device (see `quire devices`); default: this machine")
       ->type_name("NAME");
   add_kernel(command, args.kernel);
@@ -117,9 +142,9 @@ void add_explain(CLI::App& app, ExplainArgs& args) {
       ->type_name("BANDWIDTH");
 }
 
-void add_run(CLI::App& app, RunArgs& args) {
+void add_run(CLI::App& app, RunArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("run", "Check, plan and compute a batch, and compare it with the fp64 reference");
-  add_input(command, args.input);
+  add_input(command, args.input, files);
   add_kernel(command, args.kernel);
   command->add_option("--threads", args.threads, "threads (default: all cores this process may use)")
       ->type_name("N")
@@ -131,33 +156,34 @@ void add_run(CLI::App& app, RunArgs& args) {
   command->add_option("--repeat", args.repeat, "compute this many times (default: 1); the bits must not change")
       ->type_name("N")
       ->check(whole_number(1000000));
-  command->add_option("--save", args.save, "write a capture with this run's output as its observed output")->type_name("FILE");
+  add_output(command, "--save", args.save, "write a capture with this run's output as its observed output", files);
 }
 
-void add_diagnose(CLI::App& app, DiagnoseArgs& args) {
+void add_diagnose(CLI::App& app, DiagnoseArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("diagnose", "Find out where the observed output of a capture is wrong, and why");
   command
       ->add_option("FILE", args.input, "a .safetensors capture with an observed output, or one for each rank of a shared context")
       ->required()
       ->type_name("");
+  files.read.push_back(&args.input);
   command->add_flag("--full", args.full, "compare every row with the fp64 reference, however long it takes");
   command->add_option("--seconds", args.seconds, "time limit, about, for the comparison with the reference (default: 0.5)")
       ->type_name("S")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(duration(0));
   command
       ->add_option("--profile", args.profile,
                    "what the kernel may round, e.g. weights=bf16, or plain (default: inferred; docs/reference/numerics.md)")
       ->type_name("WORDS");
-  command->add_option("--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)")
-      ->type_name("FILE");
+  add_output(command, "--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)",
+             files);
   command->add_flag("--no-reduced", args.no_reduced, "write no reduced capture");
-  command->add_option("--html", args.html, "write the report as one self-contained page")->type_name("FILE");
+  add_output(command, "--html", args.html, "write the report as one self-contained page", files);
 }
 
-void add_capture(CLI::App& app, CaptureArgs& args) {
+void add_capture(CLI::App& app, CaptureArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("capture", "Write the batch of a problem line to a capture file");
-  add_input(command, args.input);
-  command->add_option("-o,--output", args.output, "file to write, usually .safetensors")->type_name("FILE")->required();
+  add_input(command, args.input, files);
+  add_output(command, "-o,--output", args.output, "file to write, usually .safetensors", files)->required();
   command->add_option("--fault", args.fault, "store the output of a kernel with this fault (docs/reference/faults.md)")
       ->type_name("ID");
   command->add_option("--fill", args.fill, "content of rows that the fault leaves unwritten: nan (the default) or garbage")
@@ -165,7 +191,7 @@ void add_capture(CLI::App& app, CaptureArgs& args) {
       ->check(one_of({"nan", "garbage"}));
 }
 
-void add_verify(CLI::App& app, VerifyArgs& args) {
+void add_verify(CLI::App& app, VerifyArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("verify", "Test kernels with the conformance suite, and the suite with planted bugs");
   command
       ->add_option("--backend", args.backends,
@@ -208,10 +234,10 @@ void add_verify(CLI::App& app, VerifyArgs& args) {
       ->add_option("--soak", args.soak,
                    "test new random batches for this many minutes, or until Ctrl-C; the same folder continues an earlier soak")
       ->type_name("MINUTES")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(duration(0.001));
   command->add_option("--soak-folder", args.soak_folder, "where a soak keeps its state, log and findings (default: quire-soak)")
       ->type_name("DIR");
-  command->add_option("--html", args.html, "write one self-contained page with pictures")->type_name("FILE");
+  add_output(command, "--html", args.html, "write one self-contained page with pictures", files);
 }
 
 void add_bench_compare(CLI::App* bench, BenchCompareArgs& args) {
@@ -221,7 +247,7 @@ void add_bench_compare(CLI::App* bench, BenchCompareArgs& args) {
   command->add_flag("--force", args.force, "also compare reports of different machines");
 }
 
-void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
+void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare, CallFiles& files) {
   CLI::App* command = app.add_subcommand("bench", "Time kernels against the ceilings of this machine, and verify their output");
   command->add_option("LINES|FILE", args.input, "problem lines, each in one quoted word; or the words of one; or a capture")
       ->type_name("");
@@ -242,10 +268,11 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare) {
   command->add_flag("--batch-invariant", args.batch_invariant, "also time batch-invariant plans, in turns with the others");
   command->add_option("--seconds", args.seconds, "about how long each result is timed (default: 2)")
       ->type_name("S")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(duration(0.001));
   command->add_flag("--no-verify", args.no_verify, "do not compare with the fp64 reference: faster");
-  command->add_option("--save", args.save, "also write the JSON of the report")->type_name("FILE");
-  command->add_option("--html", args.html, "write one self-contained page with roofline and thread scaling")->type_name("FILE");
+  files.read.insert(files.read.end(), {&args.input, &args.cases, &args.captures});
+  add_output(command, "--save", args.save, "also write the JSON of the report", files);
+  add_output(command, "--html", args.html, "write one self-contained page with roofline and thread scaling", files);
   add_bench_compare(command, compare);
 }
 
@@ -268,13 +295,13 @@ void build(CLI::App& app, Arguments& args) {
   app.set_help_flag("-h,--help", "print this help and exit");
   app.require_subcommand(1);
   app.footer(std::string(kEnvironment) + "\n" + kFooter);
-  add_check(app, args.check);
-  add_explain(app, args.explain);
-  add_run(app, args.run);
-  add_capture(app, args.capture);
-  add_diagnose(app, args.diagnose);
-  add_verify(app, args.verify);
-  add_bench(app, args.bench, args.bench_compare);
+  add_check(app, args.check, args.files);
+  add_explain(app, args.explain, args.files);
+  add_run(app, args.run, args.files);
+  add_capture(app, args.capture, args.files);
+  add_diagnose(app, args.diagnose, args.files);
+  add_verify(app, args.verify, args.files);
+  add_bench(app, args.bench, args.bench_compare, args.files);
   add_lists(app, args);
   std::vector<CLI::App*> commands = app.get_subcommands({});
   commands.push_back(app.get_subcommand("bench")->get_subcommand("compare"));
@@ -332,8 +359,23 @@ std::string environment_error() {
   return {};
 }
 
+/// An output that is an input of the call, or another output of it, would take its place.
+std::string overwriting_error(const CallFiles& files) {
+  for (const auto& [option, path] : files.written) {
+    for (const Words* words : files.read)
+      for (const std::string& word : *words)
+        if (files::is_same_file(*path, word))
+          return formatted("{} {}: would overwrite the input {}; name another file", option, *path, word);
+    for (const auto& [other, other_path] : files.written)
+      if (path != other_path && !path->empty() && (*path == *other_path || files::is_same_file(*path, *other_path)))
+        return formatted("{} {}: would overwrite what {} writes; name another file", option, *path, other);
+  }
+  return {};
+}
+
 Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& terminal) {
-  if (const std::string error = environment_error(); !error.empty()) return Report::usage(error);
+  for (const std::string& error : {environment_error(), overwriting_error(args.files)})
+    if (!error.empty()) return Report::usage(error);
   const std::string& command = app.get_subcommands().front()->get_name();
   if (command == "check") return run_check(args.check, terminal);
   if (command == "explain") return run_explain(args.explain, terminal);

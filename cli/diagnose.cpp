@@ -5,8 +5,10 @@
 #include <memory>
 
 #include "commands.h"
+#include "files/atomic_file.h"
 #include "progress.h"
 #include "quire/report.hpp"
+#include "report/html/page.h"
 #include "report/json/json.h"
 #include "text/formatted.h"
 
@@ -72,7 +74,8 @@ Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
   report.json["seconds"] = elapsed.count();
   report.text += formatted("time     {:.2f} s\n", elapsed.count());
   if (!args.html.empty()) {
-    if (const Status status = write_html(args.html, report.json); !status.ok()) return Report::failure(status);
+    if (const Status status = files::write_whole(args.html, report::page_of(report.json)); !status.ok())
+      return Report::failure(status);
     report.text += formatted("html     {}\n", printable_line(args.html));
   }
   return report;

@@ -54,7 +54,4 @@ std::string printable(std::string_view text);
 /// Text that stays on one line: a line break in a file name is escaped, too, or it would begin a line of the report.
 std::string printable_line(std::string_view text);
 
-/// Renders the JSON of a report and writes it as a whole or not at all.
-Status write_html(const std::string& path, const Json& json);
-
 }  // namespace quire::cli

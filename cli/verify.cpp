@@ -7,9 +7,11 @@
 
 #include "command_line.h"
 #include "commands.h"
+#include "files/atomic_file.h"
 #include "progress.h"
 #include "quire/plan.hpp"
 #include "quire/report.hpp"
+#include "report/html/page.h"
 #include "report/json/json.h"
 #include "suggest.h"
 #include "text/formatted.h"
@@ -120,7 +122,7 @@ Report run_verify(const VerifyArgs& args, const Terminal& terminal) {
     if (verdict->verdict != VerifyVerdict::pass) report.exit_code = kFindings;
     verdicts.push_back(json_of(verdict.value()));
     if (args.html.empty()) continue;
-    if (const Status s = write_html(args.html, verdicts.back()); !s.ok()) return Report::failure(s);
+    if (const Status s = files::write_whole(args.html, report::page_of(verdicts.back())); !s.ok()) return Report::failure(s);
     report.text += formatted("wrote {}\n", printable_line(args.html));
   }
   report.json = envelope(std::move(verdicts), report.exit_code);

@@ -26,6 +26,7 @@ PUBLIC = ["include/quire/"]
 PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]
 TEXT = ["src/text/"]
 THREADS = ["src/threads/"]
+FILES = ["src/files/"]
 SEMANTICS = ["src/semantics/", *TEXT]
 SCHEDULE = ["src/schedule/"]
 NUMERICS = ["src/numerics/"]
@@ -39,6 +40,7 @@ ALLOWED = {
     "include/quire/": [],
     "src/text/": [],
     "src/threads/": [],
+    "src/files/": ["include/quire/status.hpp"] + TEXT,
     "src/semantics/": PUBLIC_TYPES,
     # How devices cut their work: numbers alone, for the host and for devices.
     "src/schedule/": ["src/semantics/qualifiers.h", "src/semantics/visible_range.h", *CEIL_DIV],
@@ -51,7 +53,7 @@ ALLOWED = {
     "src/distributed/": PUBLIC + TEXT + CEIL_DIV + FIELDS + ["src/device/"],
     "src/cascade/": PUBLIC + TEXT + CEIL_DIV + ["src/device/", "src/plan/beside.h", "src/attention/beside.h"],
     "src/sparse/": PUBLIC + SEMANTICS + ["src/device/"],
-    "src/capture/": PUBLIC + SEMANTICS + FIELDS + THREADS,
+    "src/capture/": PUBLIC + SEMANTICS + FIELDS + THREADS + FILES,
     # How far a right kernel may be from the reference, and the comparison by it.
     "src/numerics/": PUBLIC + DTYPE_DECODE,
     # Parts of a case that verify and bench share: the rows that are compared, and the case on a device.
@@ -60,7 +62,7 @@ ALLOWED = {
     "src/faults/": PUBLIC + DTYPE_DECODE + THREADS,
     "src/report/": PUBLIC + DTYPE_DECODE + NUMERICS,
     "src/diagnose/": PUBLIC + DTYPE_DECODE + NUMERICS + THREADS + FIELDS + ["src/faults/", "src/report/"],
-    "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + FIELDS + ["src/report/", "src/device/", "src/cases/"],
+    "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + FIELDS + FILES + ["src/report/", "src/device/", "src/cases/"],
     "src/bench/": PUBLIC + TEXT + CEIL_DIV + ["src/cases/", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
     "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + NUMERICS + DTYPE_DECODE + THREADS,
@@ -70,8 +72,8 @@ ALLOWED = {
     "src/backend/hip/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/", "src/backend/gpu/"],
     "src/capi/": PUBLIC + TEXT + FIELDS,
     # The command prints JSON values of results, with what it knows beside them, and pages of both.
-    "cli/": PUBLIC + TEXT + ["src/report/json/json.h", "src/report/html/page.h", "src/plan/products.h"],
-    "python/": PUBLIC + FIELDS + ["cli/command_line.h"],
+    "cli/": PUBLIC + TEXT + FILES + ["src/report/json/json.h", "src/report/html/page.h", "src/plan/products.h"],
+    "python/": PUBLIC + FIELDS + FILES + ["src/text/duration.h", "cli/command_line.h"],
     "examples/": PUBLIC,
     # Like a test, a fuzzer judges results by means of its own and of the library.
     "fuzz/": PUBLIC + SEMANTICS + ["src/contract/"],

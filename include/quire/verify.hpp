@@ -180,7 +180,7 @@ struct Verdict {
 Result<Verdict> verify(const Target& target, const VerifyOptions& options = {});
 
 struct SoakOptions {
-  double minutes = 10;     ///< length of this run; 0 or less: until `progress` returns false
+  double minutes = 10;     ///< length of this run, finite and >= 0; 0: until `progress` returns false
   std::string directory;   ///< folder of state.json, log.txt and findings.txt; empty: nothing is written and nothing is resumed
   std::uint64_t seed = 1;  ///< seed of fresh batches; a state in `directory` goes on with its own seed
   /// Types, head_dims, layouts and features that the target takes, as in VerifyOptions.

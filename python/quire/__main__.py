@@ -63,12 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write_html(path: str, verdict: quire.Verdict) -> None:
-    with open(path + ".part", "w", encoding="utf-8") as page:
-        page.write(verdict.html)
-    os.replace(path + ".part", path)
-
-
 def _lines_of(path: str) -> list[str]:
     with open(path, encoding="utf-8") as file:
         found = (line.partition("#")[0].strip() for line in file)
@@ -104,6 +98,9 @@ def _verify(args: argparse.Namespace) -> tuple[int, str]:
     target = targets.load(args.target) if args.target else args.backend
     if args.soak is not None:
         return _soak(args, target)
+    for path in args.lines:
+        if args.html and os.path.exists(args.html) and os.path.samefile(args.html, path):
+            raise quire.ArgumentError(f"--html {args.html}: would overwrite the input {path}; name another file")
     lines = [*args.line, *(line for path in args.lines for line in _lines_of(path))]
     matrices = args.matrix or ([] if lines else ["hazards"])
     with Progress(not args.json) as progress:
@@ -114,7 +111,7 @@ def _verify(args: argparse.Namespace) -> tuple[int, str]:
         )  # fmt: skip
     code = OK if verdict else FINDINGS
     if args.html:
-        _write_html(args.html, verdict)
+        _quire.write_file(args.html, verdict.html)
     if args.json:
         return code, _quire.verify_json(verdict, code)
     return code, verdict.text + (f"wrote {args.html}" if args.html else "")

@@ -60,8 +60,8 @@ class Recorder:
             raise ArgumentError(f'when: {when!r} is neither "mismatch" nor "always" nor a number n >= 1 (every n-th call)')
         if pages not in ("auto", "all", "named"):
             raise ArgumentError(f'pages: "{pages}" is none of auto, all, named')
-        if not budget_ms > 0:
-            raise ArgumentError(f"budget_ms: {budget_ms}, expected > 0")
+        if error := _quire.duration_error(budget_ms, 1e-6):
+            raise ArgumentError(f"budget_ms: {error}")
         self._path, self._when, self._pages = os.fsdecode(path), when, pages
         self.sampler = Sampler(budget_ms / 1e3)
         self._limit = limit if limit is not None else (1 if when == "mismatch" else sys.maxsize)
@@ -266,26 +266,48 @@ class _Place(NamedTuple):
 
 
 class _Patch:
-    """A function replaced where it is defined, and in every module that imported it by name."""
+    """A function replaced where it is defined, and in every module that imported it by name.
+
+    A patch of a patched function calls the one below. Patches may end in any order: modules hold the newest one that has not ended, and
+    the one above a patch that ends calls what was below it.
+    """
+
+    _applied: list[_Patch] = []
+    _lock = threading.Lock()
 
     def __init__(self, place: _Place, recorder: Recorder, adapter: _adapter.Adapter | None):
-        module, name = _imported(place), place.name
-        self._original = getattr(module, name)
-        self._recorded = recorder.wrap(self._original, place.kind or name, adapter)
-        self._places = [(module, name)]
-        for other in list(sys.modules.values()):
-            names = getattr(other, "__dict__", None)
-            if isinstance(names, dict) and other is not module and names.get(name) is self._original:
-                self._places.append((other, name))
+        self._module, self._name = _imported(place), place.name
+        self._recorder, self._kind, self._adapter = recorder, place.kind or place.name, adapter
 
     def apply(self) -> None:
-        for module, name in self._places:
-            setattr(module, name, self._recorded)
+        with self._lock:
+            self._below = getattr(self._module, self._name)
+            self._recorded = self._recorder.wrap(self._below_now(), self._kind, self._adapter)
+            self._applied.append(self)
+            self._replace(self._below, self._recorded)
 
     def undo(self) -> None:
-        for module, name in self._places:
-            if getattr(module, name, None) is self._recorded:
-                setattr(module, name, self._original)
+        with self._lock:
+            self._applied.remove(self)
+            for above in self._applied:
+                if above._below is self._recorded:
+                    above._below = self._below
+            self._replace(self._recorded, self._below)
+
+    def _below_now(self) -> Callable[..., Any]:
+        """Calls what is below this patch at the time of the call."""
+
+        @functools.wraps(self._below)
+        def below(*args: Any, **kwargs: Any) -> Any:
+            return self._below(*args, **kwargs)
+
+        return below
+
+    def _replace(self, old: Any, new: Any) -> None:
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if isinstance(names, dict) and names.get(self._name) is old:
+                setattr(module, self._name, new)
 
 
 class _Capture:

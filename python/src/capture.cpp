@@ -8,6 +8,8 @@
 #include "arguments.hpp"
 #include "case.hpp"
 #include "errors.hpp"
+#include "src/files/atomic_file.h"
+#include "src/text/duration.h"
 #include "types.hpp"
 
 namespace quire_python {
@@ -114,6 +116,14 @@ void bind_capture(nb::module_& m) {
         "Overwrites everything that no correct kernel reads, the output included: \"nan\", \"garbage\" (finite: +-1e4, valid but "
         "wrong "
         "page ids) or \"zero\". A correct kernel gives the same bits for all three. Raises ContractError for a broken batch.");
+  m.def(
+      "write_file",
+      [](nb::handle path, const std::string& text) { require_ok(quire::files::write_whole(path_text(path), text)); },
+      nb::arg("path"), nb::arg("text"),
+      "Writes a text as a whole or not at all; a file that is replaced keeps its mode. Raises FileError.");
+  m.def(
+      "duration_error", [](double value, double least) { return quire::duration_error(value, least); }, nb::arg("value"),
+      nb::arg("least") = 0.0, "Empty for a finite number of at least `least`, or else what is wrong.");
   m.def("read_capture", &read_capture, nb::arg("path"),
         "Reads a .safetensors capture. Raises ParseError or FileError, saying where.");
   m.def(

@@ -13,6 +13,7 @@ from test_vllm_shim import NumpyLibrary, TorchLibrary, args_of, torch
 import quire
 import quire.vllm as ops
 from quire import _calls
+from quire.vllm import chunked_prefill_paged_decode
 
 LIBRARIES = [NumpyLibrary, pytest.param(TorchLibrary, marks=pytest.mark.skipif(torch is None, reason="torch is not installed"))]
 
@@ -328,6 +329,29 @@ def test_as_a_decorator(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
+def test_contexts_that_overlap_end_in_any_order(tmp_path, order):
+    """Whoever ends, the newest one left records, and at the end the functions are the original ones, also where they were imported."""
+    originals = [ops.chunked_prefill_paged_decode, call_by_name.__globals__["chunked_prefill_paged_decode"]]
+    contexts = [quire.capture(tmp_path / str(i), when="always") for i in range(3)]
+    recorders = [context.__enter__() for context in contexts]
+    left = [0, 1, 2]
+    for ended in order:
+        before = [recorder.calls for recorder in recorders]
+        good(a_job())
+        assert [recorder.calls - calls for recorder, calls in zip(recorders, before)] == [int(i == left[-1]) for i in range(3)]
+        contexts[ended].__exit__(None, None, None)
+        left.remove(ended)
+    assert [ops.chunked_prefill_paged_decode, call_by_name.__globals__["chunked_prefill_paged_decode"]] == originals
+    before = [recorder.calls for recorder in recorders]
+    good(a_job())
+    assert [recorder.calls for recorder in recorders] == before
+
+
+def call_by_name(*args, **kwargs):
+    return chunked_prefill_paged_decode(*args, **kwargs)
+
+
 def test_bad_arguments_are_refused(tmp_path):
     with pytest.raises(quire.ArgumentError, match="when: 'sometimes'"):
         quire.capture(tmp_path, when="sometimes")
@@ -339,6 +363,8 @@ def test_bad_arguments_are_refused(tmp_path):
         quire.capture(tmp_path, pages="some")
     with pytest.raises(quire.ArgumentError, match="budget_ms"):
         quire.capture(tmp_path, budget_ms=0)
+    with pytest.raises(quire.ArgumentError, match="budget_ms: nan, expected a finite number"):
+        quire.capture(tmp_path, budget_ms=float("nan"))
 
 
 def test_only_named_pages(tmp_path, lib):

@@ -48,6 +48,37 @@ def test_the_lines_of_the_conformance_page_are_valid():
         assert quire.parse_problem_line(line)
 
 
+def test_a_page_never_takes_the_place_of_the_lines(capfd, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text(LINE)
+    (tmp_path / "link").symlink_to(lines)
+    assert main(["verify", "--lines", str(lines), "--html", str(tmp_path / "link"), "--no-power"]) == 2
+    assert "would overwrite the input" in capfd.readouterr().err
+    assert lines.read_text() == LINE
+
+
+def test_files_keep_their_mode(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    path.chmod(0o600)
+    assert main(["verify", "--line", LINE, "--no-power", "--html", str(path)]) == 0
+    assert path.read_text().startswith("<!") and path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("wrong", ["nan", "inf", "-1"])
+def test_times_are_finite_and_not_negative(capfd, bad, wrong):
+    assert main(["verify", "--target", "right_kernels:run", f"--soak={wrong}"]) == 2
+    assert "minutes: " in capfd.readouterr().err
+    for call in (
+        lambda seconds: quire.soak("cpu", seconds),
+        lambda seconds: quire.soak("cpu", 0.001, shrink_seconds=seconds),
+        lambda seconds: quire.verify("cpu", matrices=[], lines=[LINE], power=False, shrink_seconds=seconds),
+        lambda seconds: quire.diagnose(bad, seconds=seconds),
+    ):
+        with pytest.raises(quire.ArgumentError, match="expected a finite number >= 0"):
+            call(float(wrong))
+
+
 def test_verify_a_target(capfd):
     assert main(["verify", "--target", "quire.vllm:merge_attn_states", "--line", LINE, "--no-power"]) == 1
     assert "FAIL" in capfd.readouterr().out

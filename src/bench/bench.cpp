@@ -10,6 +10,7 @@
 #include "quire/bench.hpp"
 #include "quire/executor.hpp"
 #include "quire/plan.hpp"
+#include "text/duration.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -73,7 +74,9 @@ Result<BenchReport> run(std::span<const BenchInput> inputs, const BenchOptions& 
 }  // namespace
 
 Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions& options) {
-  if (!(options.seconds > 0)) return Status(Code::invalid_argument, "bench: seconds must be > 0");
+  constexpr double kLeast = 0.001;  // seconds; a shorter time holds no call to measure
+  if (const std::string error = duration_error(options.seconds, kLeast); !error.empty())
+    return Status(Code::invalid_argument, "bench: seconds: " + error);
   for (const int threads : options.threads)
     if (threads < 1 || threads > kMaxThreads)
       return Status(Code::invalid_argument, formatted("bench: {} threads: expected 1 to {}", threads, kMaxThreads));

@@ -11,6 +11,7 @@
 #include "capture/fill.h"
 #include "capture/safetensors.h"
 #include "capture/text.h"
+#include "files/atomic_file.h"
 #include "quire/capture.hpp"
 #include "text/formatted.h"
 
@@ -28,6 +29,10 @@ constexpr std::string_view kDTypePrefix = "dtype.";
 /// Most bytes read from a pipe: 1 GiB. The bytes are held in memory beside the tensors made from them; a larger limit would let a
 /// pipe exhaust memory.
 constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 30;
+
+/// Most bytes of a tensor that repeat others: 1 GiB. A file is dense, so a broadcast tensor of a few kB could fill a disk; a
+/// smaller limit would refuse broadcasts that a disk holds easily.
+constexpr std::int64_t kMostRepeatedBytes = std::int64_t{1} << 30;
 
 /// Member of a Case that holds a tensor of the file.
 struct Place {
@@ -280,6 +285,13 @@ Status refuse(std::string_view tensor, std::string_view why) {
   return {Code::invalid_argument, formatted("capture: tensor {}: {}", quote(tensor), why)};
 }
 
+/// Elements of a tensor that differ in their place: axes with a stride of 0 repeat the same ones.
+std::int64_t distinct_elements(const Tensor& t) {
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) count *= t.stride[i] == 0 ? 1 : t.shape[i];
+  return count;
+}
+
 Result<Outgoing> outgoing(std::string_view tensor_name, const Tensor& t) {
   // Bits are bytes of any value, and a BOOL of another value than 0 and 1 is none.
   const std::string_view code = tensor_name == kBits && t.dtype == DType::u8 ? "U8" : capture::code_of(t.dtype);
@@ -289,6 +301,12 @@ Result<Outgoing> outgoing(std::string_view tensor_name, const Tensor& t) {
   const auto bytes = capture::checked_bytes(t.shape, t.rank, itemsize(t.dtype));
   if (!bytes) return refuse(tensor_name, "a dimension is negative or the size exceeds 2^63 bytes");
   if (*bytes > 0 && t.data == nullptr) return refuse(tensor_name, "data is null");
+  const std::int64_t distinct = *bytes == 0 ? 0 : distinct_elements(t) * itemsize(t.dtype);
+  if (*bytes - distinct > kMostRepeatedBytes)
+    return refuse(tensor_name,
+                  formatted("an axis with stride 0 repeats {} bytes of memory to {} bytes of file, expected at most "
+                            "{} more; give a tensor with only the pages that block_table names, and number them anew",
+                            distinct, *bytes, kMostRepeatedBytes));
   Outgoing out;
   out.tensor = t;
   out.entry = {std::string(tensor_name), std::string(code), t.shape, t.rank, 0, static_cast<std::uint64_t>(*bytes)};
@@ -347,7 +365,7 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
 }
 
 /// Visits the elements of a strided tensor in row-major order, one innermost row at a time, through a bounded buffer.
-Status write_strided(capture::AtomicFile& file, const Tensor& t) {
+Status write_strided(files::AtomicFile& file, const Tensor& t) {
   const std::size_t size = static_cast<std::size_t>(itemsize(t.dtype));
   const std::size_t kBuffer = std::size_t{1} << 20;
   std::vector<std::byte> buffer;
@@ -369,7 +387,7 @@ Status write_strided(capture::AtomicFile& file, const Tensor& t) {
   return file.write(buffer);
 }
 
-Status write_tensor(capture::AtomicFile& file, const Outgoing& one) {
+Status write_tensor(files::AtomicFile& file, const Outgoing& one) {
   const std::size_t bytes = static_cast<std::size_t>(one.entry.end - one.entry.begin);
   if (bytes == 0) return {};
   if (one.tensor.is_contiguous()) return file.write({static_cast<const std::byte*>(one.tensor.data), bytes});
@@ -401,8 +419,8 @@ Status write_case(const std::string& path, Case views) {
   for (const Outgoing& one : tensors.value()) entries.push_back(one.entry);
   const Result<std::string> header = capture::format_header(entries, metadata.value());
   if (!header.ok()) return header.status();
-  capture::AtomicFile file;
-  if (Status s = file.open(path); !s.ok()) return s;
+  files::AtomicFile file;
+  if (Status s = file.open(path, files::kUserData); !s.ok()) return s;
   if (Status s = file.write(std::as_bytes(std::span(header.value()))); !s.ok()) return s;
   for (const Outgoing& one : tensors.value())
     if (Status s = write_tensor(file, one); !s.ok()) return s;

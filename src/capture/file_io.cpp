@@ -10,10 +10,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <system_error>
 
 namespace quire::capture {
@@ -98,55 +96,6 @@ std::shared_ptr<std::byte[]> FileSource::map(std::uint64_t offset, std::size_t b
   void* base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd_, static_cast<off_t>(begin));
   if (base == MAP_FAILED) return nullptr;
   return {static_cast<std::byte*>(base) + (offset - begin), [base, length](std::byte*) { ::munmap(base, length); }};
-}
-
-AtomicFile::~AtomicFile() {
-  if (fd_ >= 0) ::close(fd_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
-}
-
-Status AtomicFile::fail(const char* what) const { return io_error(path_, what, errno); }
-
-Status AtomicFile::open(const std::string& path) {
-  static std::atomic<unsigned> counter{0};
-  path_ = path;
-  struct stat info{};
-  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return {Code::io_error, formatted("{}: exists and is not a regular file", path_)};
-  }
-  for (;;) {
-    std::string name = formatted("{}.tmp.{}.{}", path, ::getpid(), counter++);
-    fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ >= 0) return temporary_ = std::move(name), Status();
-    if (errno != EEXIST) return fail("cannot create a temporary file beside it");
-  }
-}
-
-Status AtomicFile::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t put = ::write(fd_, bytes.data(), std::min(bytes.size(), kMaxTransfer));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return fail("cannot write");
-    bytes = bytes.subspan(static_cast<std::size_t>(put));
-  }
-  return {};
-}
-
-Status AtomicFile::commit() {
-  if (::fsync(fd_) != 0) return fail("cannot flush");
-  const int fd = fd_;
-  fd_ = -1;
-  if (::close(fd) != 0) return fail("cannot close");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return fail("cannot rename the temporary file to it");
-  temporary_.clear();
-  // The rename itself must survive a power cut too; file systems that cannot sync a directory keep their own promise.
-  const std::string folder = std::filesystem::path(path_).parent_path().string();
-  const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder_fd >= 0) {
-    ::fsync(folder_fd);
-    ::close(folder_fd);
-  }
-  return {};
 }
 
 }  // namespace quire::capture

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes in and out of files: reads at an offset with full error texts, writes that appear as a whole or not at all.
+// Bytes of files: reads at an offset, with full error texts.
 #pragma once
 
 #include <cstddef>
@@ -62,23 +62,6 @@ class FileSource final : public ByteSource {
   std::uint64_t size_ = 0;
   bool in_memory_ = false, mapping_ = false;
   std::vector<std::byte> bytes_;
-};
-
-/// Writes a temporary file beside `path` and renames it on commit(); without commit() nothing remains.
-class AtomicFile {
- public:
-  AtomicFile() = default;
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile();
-  Status open(const std::string& path);
-  Status write(std::span<const std::byte> bytes);
-  Status commit();
-
- private:
-  Status fail(const char* what) const;
-  std::string path_, temporary_;
-  int fd_ = -1;
 };
 
 }  // namespace quire::capture

@@ -7,6 +7,7 @@
 #include "diagnose/describe.h"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
+#include "text/duration.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -140,6 +141,8 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
 }  // namespace diagnose_detail
 
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options) try {
+  if (const std::string error = duration_error(options.seconds); !error.empty())
+    return Status(Code::invalid_argument, "diagnose: seconds: " + error);
   const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
   if (!findings.ok()) return diagnose_detail::broken_batch(findings);
   if (Status s = diagnose_detail::check_observed(c); !s.ok()) return s;

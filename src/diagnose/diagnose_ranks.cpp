@@ -10,6 +10,7 @@
 #include "diagnose/rank_captures.h"
 #include "diagnose/rank_parts.h"
 #include "quire/contract.hpp"
+#include "text/duration.h"
 #include "text/formatted.h"
 
 namespace quire {
@@ -345,6 +346,8 @@ Result<RankDiagnosis> search_ranks(std::span<const Case> captures, const Diagnos
 }  // namespace diagnose_detail
 
 Result<RankDiagnosis> diagnose_ranks(std::span<const Case> captures, const DiagnoseOptions& options) try {
+  if (const std::string error = duration_error(options.seconds); !error.empty())
+    return Status(Code::invalid_argument, "diagnose_ranks: seconds: " + error);
   return diagnose_detail::search_ranks(captures, options);
 } catch (const std::bad_alloc&) {
   return Status(Code::out_of_memory, "diagnose_ranks: not enough memory");

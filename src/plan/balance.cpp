@@ -4,6 +4,7 @@
 #include "plan/cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 namespace quire::plan_detail {
@@ -14,6 +15,9 @@ constexpr double kLightShare = 1.0 / 8;
 // Heavy tiles stay whole while the busiest thread stays within this: an unsplit item prefetches across segments and needs no
 // merge.
 constexpr double kEvenEnough = 17.0 / 16;
+
+// Items of one cost, for each thread, up to which they are taken one by one: more are counted, which is rounded differently.
+constexpr std::int64_t kFewItems = 64;
 
 /// The loads of all threads as a heap, the least loaded on top.
 class Loads {
@@ -28,6 +32,31 @@ class Loads {
     busiest_ = std::max(busiest_, load);
     total_ += cost;
     return load;
+  }
+  /// The threads take `count` items of one cost, as if each were taken alone: item k of a thread begins when the thread has its
+  /// load and k items, and those that begin first are taken. The level is the time before which at most `count` of them begin.
+  void take(double cost, std::int64_t count) {
+    const auto begun = [&](double level) {
+      double sum = 0;
+      for (const double load : loads_) sum += std::max(0.0, std::ceil((level - load) / cost));
+      return sum;
+    };
+    constexpr int kSteps = 60;  // halvings: more than the bits of a double add nothing
+    double low = loads_.front(), high = low + cost * static_cast<double>(count);
+    const bool many = cost > 0 && count > kFewItems * static_cast<std::int64_t>(loads_.size());
+    for (int i = 0; many && i < kSteps; ++i) {
+      const double middle = low + (high - low) / 2;
+      (begun(middle) <= static_cast<double>(count) ? low : high) = middle;
+    }
+    for (double& load : loads_) {
+      const double own = many ? std::max(0.0, std::ceil((low - load) / cost)) : 0;
+      load += own * cost;
+      total_ += own * cost;
+      busiest_ = own > 0 ? std::max(busiest_, load) : busiest_;
+      count -= static_cast<std::int64_t>(own);
+    }
+    std::make_heap(loads_.begin(), loads_.end(), std::greater<>());
+    for (; count > 0; --count) take(cost);
   }
   double busiest() const { return busiest_; }
   double mean() const { return total_ / static_cast<double>(loads_.size()); }
@@ -88,9 +117,10 @@ namespace quire {
 double load_imbalance(const Plan& plan) {
   const plan_detail::CostModel cost(plan.problem);
   plan_detail::Loads loads(plan.num_threads);
-  for (std::int64_t i = 0; i < plan.num_items(); ++i) {
+  const std::int64_t heads = plan.problem.num_kv_heads;  // items of a tile and segment, which differ in nothing else
+  for (std::int64_t i = 0; i < plan.num_items(); i += heads) {
     const plan_detail::WorkItem item = plan_detail::item_of(plan, i);
-    loads.take(cost(item.row_end - item.row_begin, item.key_end - item.key_begin));
+    loads.take(cost(item.row_end - item.row_begin, item.key_end - item.key_begin), heads);
   }
   return plan.num_items() == 0 ? 1.0 : loads.busiest() / loads.mean();
 }

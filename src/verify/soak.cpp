@@ -9,6 +9,7 @@
 
 #include "cases/chosen_rows.h"
 #include "quire/report.hpp"
+#include "text/duration.h"
 #include "text/formatted.h"
 #include "verify/failure.h"
 #include "verify/judge.h"
@@ -78,7 +79,7 @@ class Soak {
     std::int64_t cases = 0, failed = 0;
     for (const SoakCounts& c : state_.counts) cases += c.cases, failed += c.failed;
     const std::string label = formatted("line {} of seed {}, {} cases, {} failed, {:.0f} of {:.0f} s", state_.next, state_.seed,
-                                        cases, failed, seconds, std::max(0.0, options_.minutes * 60));
+                                        cases, failed, seconds, options_.minutes * 60);
     return !options_.progress || options_.progress(label);
   }
 
@@ -203,6 +204,9 @@ bool SoakResult::ok() const {
 
 Result<SoakResult> soak(const std::vector<Target>& targets, const SoakOptions& options) try {
   if (targets.empty()) return Status(Code::invalid_argument, "soak: no target");
+  for (const auto& [what, value] : {std::pair{"minutes", options.minutes}, {"shrink_seconds", options.shrink_seconds}})
+    if (const std::string error = duration_error(value); !error.empty())
+      return Status(Code::invalid_argument, formatted("soak: {}: {}", what, error));
   for (const Target& t : targets)
     if (!t.attend) return Status(Code::invalid_argument, formatted("soak: target '{}' has no function to call", t.name));
   Result<verify_detail::SoakFiles> files = verify_detail::SoakFiles::open(options.directory);

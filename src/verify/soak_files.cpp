@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "files/atomic_file.h"
 #include "report/json/keys.h"
 #include "text/formatted.h"
 #include "text/utc.h"
@@ -69,15 +70,8 @@ Status SoakFiles::load(SoakState& state) const {
 
 Status SoakFiles::save(const SoakState& state) const {
   if (directory_.empty()) return {};
-  const std::string path = directory_ + "state.json", part = path + ".part";
-  {
-    std::ofstream file(part, std::ios::binary | std::ios::trunc);
-    file << report::Writer::written(state).dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
-    if (!file.flush()) return io_error(part, "cannot be written");
-  }
-  std::error_code error;
-  std::filesystem::rename(part, path, error);
-  return error ? io_error(path, error.message().c_str()) : Status();
+  const std::string text = report::Writer::written(state).dump(1, ' ', false, Json::error_handler_t::replace);
+  return files::write_whole(directory_ + "state.json", text + "\n");
 }
 
 Status SoakFiles::append(const char* name, const std::string& text) const {

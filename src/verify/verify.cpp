@@ -10,6 +10,7 @@
 
 #include "quire/faults.hpp"
 #include "quire/plan.hpp"
+#include "text/duration.h"
 #include "text/formatted.h"
 #include "text/utc.h"
 #include "verify/failure.h"
@@ -350,6 +351,8 @@ class Run {
 
 Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
   if (!target.attend) return Status(Code::invalid_argument, "the target has no function to call");
+  if (const std::string error = duration_error(options.shrink_seconds); !error.empty())
+    return Status(Code::invalid_argument, "verify: shrink_seconds: " + error);
   Result<verify_detail::Suite> suite = verify_detail::suite_of(target, options);
   if (!suite.ok()) return suite.status();
   return verify_detail::Run(target, options, std::move(suite).value()).run();

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <thread>
 
 #include "capture/case_util.h"
+#include "files/atomic_file.h"
 
 namespace quire {
 namespace {
@@ -384,6 +386,62 @@ TEST_F(CaptureFile, WhatNeverEndsIsRefused) {
   prefix[0] = static_cast<char>(huge.size());
   EXPECT_THAT(read_endless(prefix + huge).status().message(),
               HasSubstr("a pipe or device with 4611686018427387904 data bytes: expected at most 1073741824"));
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat info{};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 07777u : 0;
+}
+
+TEST_F(CaptureFile, HoldsUsersDataSoNewOnesAreTheOwnersAndOldOnesKeepTheirMode) {
+  const Case c = make("q=f32 heads=1 d=2 page=1 reqs=2");
+  ASSERT_TRUE(write_capture(path(), c).ok());
+  EXPECT_EQ(mode_of(path()), 0600u);
+  for (const mode_t mode : {0600u, 0640u, 0644u, 0400u}) {
+    ASSERT_EQ(::chmod(path().c_str(), mode), 0);
+    ASSERT_TRUE(write_capture(path(), c).ok());
+    EXPECT_EQ(mode_of(path()), mode);
+  }
+  EXPECT_EQ(num_files(), 1u);
+}
+
+TEST_F(CaptureFile, IsWrittenBehindALink) {
+  const Case c = make("q=f32 heads=1 d=2 page=1 reqs=2");
+  ASSERT_TRUE(write_capture(path("target.safetensors"), make("q=f32 heads=1 d=2 page=1 reqs=3")).ok());
+  std::filesystem::create_symlink(path("target.safetensors"), path());
+  ASSERT_TRUE(write_capture(path(), c).ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(path()));
+  EXPECT_EQ(read_capture(path("target.safetensors"))->batch.query.shape[0], 2);
+}
+
+TEST_F(CaptureFile, NothingStaysOfAProcessThatDiesWhileItWrites) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    files::AtomicFile file;
+    const std::vector<std::byte> bytes(1 << 20);
+    const bool written = file.open(path(), files::kUserData).ok() && file.write(bytes).ok();
+    ::_exit(written ? 0 : 1);
+  }
+  int status = 1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(num_files(), 0u);
+}
+
+TEST_F(CaptureFile, OfABroadcastCacheIsAsLargeAsADiskHoldsOrRefused) {
+  Case c = make("q=f32 heads=1 d=8 page=4 reqs=2");
+  c.cache.k.stride[0] = c.cache.v.stride[0] = 0;
+  c.cache.k.shape[0] = c.cache.v.shape[0] = 1000;
+  ASSERT_TRUE(write_capture(path(), c).ok());
+  EXPECT_EQ(read_capture(path())->cache.k.shape[0], 1000);
+  const std::string before = file_bytes(path());
+  c.cache.k.shape[0] = c.cache.v.shape[0] = 400'000'000;
+  const Status refused = write_capture(path(), c);
+  EXPECT_EQ(refused.code(), Code::invalid_argument);
+  EXPECT_THAT(refused.message(), AllOf(HasSubstr("tensor \"k_cache\""), HasSubstr("stride 0"), HasSubstr("51200000000 bytes"),
+                                       HasSubstr("only the pages that block_table names")));
+  EXPECT_EQ(file_bytes(path()), before);
+  EXPECT_EQ(num_files(), 1u);
 }
 
 TEST_F(CaptureFile, EveryTruncationIsRefused) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <sstream>
@@ -367,6 +368,57 @@ TEST(Json, EveryKeyIsDocumented) {
 TEST(Json, ForeignBytesStayValidJson) {
   const Ran ran = quire({"rules", "\xff\xfe\x80", "--json"});
   EXPECT_TRUE(json_of(ran).is_object()) << ran.out;
+}
+
+// --- files and times ----------------------------------------------------------------------------------------------------------
+
+TEST(Outputs, NeverTakeThePlaceOfAnInputOrOfEachOther) {
+  const TempFolder folder;
+  const std::string file = folder / "case.safetensors", link = folder / "link", lines = folder / "lines.txt";
+  ASSERT_EQ(quire({"capture", kProblem, "--fault", "scale_from_query_heads", "-o", file}).exit_code, 0);
+  std::ofstream(lines) << kProblem << "\n";
+  std::filesystem::create_symlink(file, link);
+  const std::string before = slurp(file), lines_before = slurp(lines);
+  const std::vector<std::vector<std::string>> calls = {{"capture", file, "-o", file},
+                                                       {"capture", file, "--output", link},
+                                                       {"run", file, "--save", file},
+                                                       {"diagnose", file, "--reduced", file},
+                                                       {"diagnose", link, "--html", file},
+                                                       {"bench", "--capture", file, "--save", link, "--seconds", "0.001"},
+                                                       {"bench", "--cases", lines, "--html", lines, "--seconds", "0.001"}};
+  for (const std::vector<std::string>& call : calls) {
+    const Ran ran = quire(call);
+    EXPECT_EQ(ran.exit_code, 2) << call[0] << ran.out;
+    EXPECT_THAT(ran.err, HasSubstr("would overwrite the input")) << call[0];
+    EXPECT_EQ(slurp(file), before) << call[0];
+    EXPECT_EQ(slurp(lines), lines_before) << call[0];
+  }
+  const Ran both = quire({"diagnose", file, "--reduced", folder / "both", "--html", folder / "both"});
+  EXPECT_EQ(both.exit_code, 2) << both.out;
+  EXPECT_THAT(both.err, HasSubstr("would overwrite what --html writes"));
+}
+
+TEST(Times, AreFiniteAndNotNegative) {
+  const TempFolder folder;
+  const std::string file = folder / "case.safetensors";
+  ASSERT_EQ(quire({"run", kProblem, "--save", file}).exit_code, 0);
+  for (const std::string wrong : {"nan", "inf", "-1", "-inf", "one"})
+    for (const std::vector<std::string>& call : {std::vector<std::string>{"verify", "--soak"},
+                                                 {"diagnose", file, "--seconds"},
+                                                 {"bench", kProblem, "--no-verify", "--seconds"}}) {
+      std::vector<std::string> words = call;
+      words.back() += "=" + wrong;
+      const Ran ran = quire(words);
+      EXPECT_EQ(ran.exit_code, 2) << call[0] << " " << wrong << ran.out;
+      EXPECT_THAT(ran.err, ::testing::AnyOf(HasSubstr("expected a finite number >= "), HasSubstr("'one' is not a number")));
+    }
+}
+
+TEST(Explain, TakesNoStepForEachOfTwoBillionHeads) {
+  const auto start = std::chrono::steady_clock::now();
+  const Ran ran = quire({"explain", "q=bf16 heads=2147483647:2147483647 d=128 page=16 reqs=1x16", "--all"});
+  EXPECT_THAT(ran.out, HasSubstr("items on 8 threads, the busiest has 1.000 of the mean"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 // --- terminals ----------------------------------------------------------------------------------------------------------------

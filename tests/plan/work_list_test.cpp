@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "plan/cost.h"
@@ -197,6 +198,32 @@ TEST(Balance, OnlyTheLongRequestIsSplit) {
   const Plan plan = quire::plan(problem_with(ragged_batches()[0], 32, 8), device_with(32)).value();
   EXPECT_EQ(plan.num_merges(), 8);
   for (std::int64_t i = 0; i < plan.num_merges(); ++i) EXPECT_EQ(plan_detail::merge_of(plan, i).req, 0);
+}
+
+/// Each item goes to the least loaded thread: what load_imbalance() counts without a step for each item.
+double imbalance_item_by_item(const Plan& plan) {
+  const plan_detail::CostModel cost(plan.problem);
+  std::vector<double> loads(static_cast<std::size_t>(plan.num_threads));
+  for (std::int64_t i = 0; i < plan.num_items(); ++i) {
+    const plan_detail::WorkItem item = plan_detail::item_of(plan, i);
+    *std::min_element(loads.begin(), loads.end()) += cost(item.row_end - item.row_begin, item.key_end - item.key_begin);
+  }
+  const double total = std::accumulate(loads.begin(), loads.end(), 0.0);
+  return *std::max_element(loads.begin(), loads.end()) * static_cast<double>(loads.size()) / total;
+}
+
+TEST(Balance, ItemsOfManyHeadsAreCountedAsIfOneByOne) {
+  for (const std::vector<Request>& reqs : ragged_batches())
+    for (const std::int64_t kv_heads : {3, 1001, 4096})
+      for (const int threads : {1, 2, 7, 16}) {
+        const Plan plan = quire::plan(problem_with(reqs, kv_heads, kv_heads), device_with(threads)).value();
+        EXPECT_NEAR(load_imbalance(plan), imbalance_item_by_item(plan), 1e-9) << kv_heads << " heads on " << threads;
+      }
+}
+
+TEST(Balance, TakesNoStepForEachOfTwoBillionHeads) {
+  constexpr std::int64_t kHeads = 0x7FFFFFFF;
+  EXPECT_NEAR(load_imbalance(quire::plan(problem_with({request(1, 15)}, kHeads, kHeads), device_with(2)).value()), 1, 1e-6);
 }
 
 TEST(WorkList, EqualInputsGiveEqualPlans) {

@@ -6,10 +6,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "quire/bench.hpp"
 #include "quire/diagnose.hpp"
+#include "quire/rank_diagnosis.hpp"
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
 #include "semantics/dtype.h"
@@ -196,6 +199,21 @@ TEST(Soak, AFailureDoesNotSpoilTheNextTarget) {
   ASSERT_TRUE(r.ok()) << r.status().message();
   EXPECT_EQ(r->counts.at(0).failed, 2);
   EXPECT_EQ(r->counts.at(1).failed, 0) << to_string(r.value());
+}
+
+TEST(Soak, TimesAreFiniteAndNotNegative) {
+  constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const double wrong : {-1.0, -kInf, kInf, kNaN}) {
+    SoakOptions minutes = cases(1, ""), shrinking = minutes;
+    minutes.minutes = wrong;
+    shrinking.shrink_seconds = wrong;
+    EXPECT_THAT(soak({right_target()}, minutes).status().message(), HasSubstr("soak: minutes: ")) << wrong;
+    EXPECT_THAT(soak({right_target()}, shrinking).status().message(), HasSubstr("soak: shrink_seconds: ")) << wrong;
+    EXPECT_THAT(verify(right_target(), {.shrink_seconds = wrong}).status().message(), HasSubstr("finite number >= 0")) << wrong;
+    EXPECT_THAT(diagnose(Case(), {.seconds = wrong}).status().message(), HasSubstr("diagnose: seconds: ")) << wrong;
+    EXPECT_THAT(diagnose_ranks({}, {.seconds = wrong}).status().message(), HasSubstr("diagnose_ranks: seconds: ")) << wrong;
+    EXPECT_THAT(bench({}, {.seconds = wrong}).status().message(), HasSubstr("bench: seconds: ")) << wrong;
+  }
 }
 
 }  // namespace

@@ -74,8 +74,8 @@ class Group:
     """
 
     def __init__(self, transport: Transport, timeout: float = DEFAULT_TIMEOUT):
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ArgumentError(f"timeout: {shown(timeout)}, expected seconds > 0")
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or _quire.duration_error(timeout, 1e-6):
+            raise ArgumentError(f"timeout: {shown(timeout)}, expected finite seconds > 0")
         self._transport = transport
         self.rank = transport.rank
         self.world = transport.world
