@@ -19,6 +19,9 @@ usage: check_gpu_kernels.py              check src/backend
        check_gpu_kernels.py --self-test  plant kernels with each fault in a scratch folder and demand that each is reported
        check_gpu_kernels.py --hashes FILE [--cuda DIR] [--built DIR] [--update]
                                          compare the machine code of a build with the hashes in FILE (kernel_hashes.py), or write them
+       check_gpu_kernels.py --hashes FILE --runs RESULT [--strict]
+                                         name the kernels of FILE that have changed since the run of bench/gpu/cells.py that wrote RESULT;
+                                         with --strict, fail if there is one, or if a cell of the run was not right
 """
 import re
 import shutil
@@ -386,7 +389,7 @@ AMD_WORDS = """#define GLOBAL __attribute__((global))
 
 
 def hashes_self_test(scratch: Path) -> "list[str]":
-    missed = kernel_hashes.compare_self_test()
+    missed = kernel_hashes.compare_self_test() + kernel_hashes.runs_self_test()
     if clang():
         missed += kernel_hashes.compiled_self_test(".hip", AMD_WORDS, lambda source, out: compile_amd(source, "gfx942", out), scratch)
         missed += kernel_hashes.run_self_test(scratch)
@@ -422,7 +425,11 @@ def self_test() -> "list[str]":
 
 
 def main() -> int:
-    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda", "--hashes")}
+    folders = {word: Path(sys.argv[i + 1]) for i, word in enumerate(sys.argv) if word in ("--built", "--cuda", "--hashes", "--runs")}
+    if "--runs" in folders:
+        lines, status = kernel_hashes.check_runs(folders["--hashes"], folders["--runs"], "--strict" in sys.argv)
+        print("\n".join(lines))
+        return status
     if "--hashes" in folders:
         lines, status = kernel_hashes.run(folders["--hashes"], folders.get("--cuda"), folders.get("--built"), "--update" in sys.argv)
         print("\n".join(lines))

@@ -170,7 +170,7 @@ def hashes_of(objects: "list[Path]") -> Hashes:
     kernels, toolchains = collections.defaultdict(list), collections.defaultdict(set)
     for path in objects:
         data = path.read_bytes()
-        nvidia = path.suffix == ".o"
+        nvidia = path.suffix in (".o", ".so")
         for elf in cubins(data) if nvidia else [data]:
             if elf[:4] != b"\x7fELF":
                 raise ValueError(f"{path}: compressed machine code, which is not read here")
@@ -266,6 +266,32 @@ def run(file: Path, cuda: "Path | None", built: "Path | None", update: bool, roo
     return lines, 0 if same else 1
 
 
+# --- runs on a GPU ------------------------------------------------------------------------------------------------------------------
+
+def not_run(recorded: Hashes, run: Hashes) -> "tuple[list[str], int]":
+    """Lines about kernels whose recorded machine code no GPU has run in that run, and how many there are. `run`: hashes of the library that
+    ran. Architectures that it has no kernels of are left out; a kernel is known by its machine code, whatever its name."""
+    lines, total = [], 0
+    for target in sorted(set(recorded) & set(run)):
+        ran = set(run[target]["kernels"].values())
+        missing = [key for key, code in recorded[target]["kernels"].items() if code not in ran]
+        lines.append(f"{target}: {len(recorded[target]['kernels']) - len(missing)} of {len(recorded[target]['kernels'])} kernels have run as they are recorded")
+        lines += [f"  not run since {'it changed' if key in run[target]['kernels'] else 'it came'}: {key}" for key in missing]
+        total += len(missing)
+    return lines, total
+
+
+def check_runs(file: Path, result: Path, strict: bool) -> "tuple[list[str], int]":
+    """Lines of text and the exit status. `result`: JSON of bench/gpu/cells.py. A kernel that has not run fails only if `strict`."""
+    run = json.loads(result.read_text()) if result.exists() else {}
+    if not run.get("hashes"):
+        return [f"{result}: no run on a GPU with hashes of its kernels; bench/gpu/cells.py --json writes one"], int(strict)
+    lines, total = not_run(json.loads(file.read_text()), run["hashes"])
+    counts = {kind: sum(row[kind] for row in run["cells"]) for kind in ("cells", "lost", "wrong", "refused")}
+    lines.append(f"last run: {run['date']}, commit {run['commit']}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    return lines, int(strict and (total > 0 or counts["lost"] + counts["wrong"] + counts["refused"] > 0))
+
+
 # --- the test of this file ----------------------------------------------------------------------------------------------------------
 
 # Each version is a source for both vendors' compilers. GLOBAL is the word before a kernel, CONSTANT the one before constant memory.
@@ -306,6 +332,18 @@ def expect(what: str, result: "tuple[list[str], bool]", same: bool, words: "list
     text = "\n".join(result[0])
     return [f"{what}: {'the same' if result[1] else 'different'}, should not be: {text}"] * (result[1] != same) + \
            [f"{what}: not said: {word!r}: {text}" for word in words if word not in text]
+
+
+def runs_self_test() -> "list[str]":
+    recorded = {"sm_1": {"toolchain": "v1", "kernels": {"f": "aa 16", "g": "bb 16", "h": "cc 16"}}, "gfx1": {"toolchain": "v1", "kernels": {"k": "dd 16"}}}
+    run = {"sm_1": {"toolchain": "v1", "kernels": {"f": "aa 16", "g": "b0 16", "old_h": "cc 16"}}}
+    lines, total = not_run(recorded, run)
+    text = "\n".join(lines)
+    missed = [] if total == 1 and "not run since it changed: g" in text and "sm_1: 2 of 3" in text and "gfx1" not in text else [f"kernels not run: {text}"]
+    if not_run(recorded, {"sm_1": recorded["sm_1"]})[1] or "it came: f" not in "\n".join(not_run(recorded, {"sm_1": {"kernels": {}}})[0]):
+        missed.append("kernels not run: all or none")
+    nowhere = Path("no such file")
+    return missed + [f"strict {strict}: no run" for strict in (False, True) if check_runs(nowhere, nowhere, strict)[1] != strict]
 
 
 def compare_self_test() -> "list[str]":

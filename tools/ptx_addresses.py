@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REGISTER = r"%(?:rd|rs|rq|r|fd|f|hh|h|b|p)\d+\b"
 # Instructions whose first operand is read. Of all others the first operand, or each of a list, is written.
-READS_ALL = ("st.", "red.", "bar", "bra", "ret", "prefetch", "cp.", "mbarrier.init", "mbarrier.inval", "fence", "membar", "trap", "brx",
+READS_ALL = ("st.", "red.", "bar.sync", "bar.warp", "bar.arrive", "barrier", "bra", "ret", "prefetch", "cp.", "mbarrier.init", "mbarrier.inval", "fence", "membar", "trap", "brx",
              "stmatrix", "discard", "nanosleep", "griddepcontrol", "wgmma.fence", "wgmma.commit", "wgmma.wait", "setmaxnreg")
 KERNEL = re.compile(r"\.(?:entry|func)\b[^{;]*?\b([\w$]+)\s*\([^{]*?\n\{(.*?)\n\}", re.DOTALL)
 
