@@ -16,6 +16,7 @@
 #include "quire/attention.hpp"
 #include "quire/capture.hpp"
 #include "quire/plan.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -217,6 +218,23 @@ TEST(DeviceLists, PromptsAtHeadDim64HaveTallTilesOnHopper) {
   EXPECT_EQ(tile_of(bf16 + "d=128 reqs=4096"), other);
   EXPECT_EQ(tile_of("q=bf16 kv=fp8_e4m3fn heads=32:8 d=64 page=16 reqs=4096"), other);
   EXPECT_EQ(tile_of("q=f16 heads=35:5 d=64 page=16 reqs=4096"), (std::pair<std::int64_t, std::int64_t>{2 * 189, 96}));
+}
+
+// The launch takes the plan's word for it: no tensor is asked.
+TEST(DeviceLists, PromptsUnderMasksHaveCodeOfTheirOwnOnHopper) {
+  const Device sm90 = find_device("sm90").value();
+  for (const auto& [masks, expected] :
+       {std::pair{"reqs=100@5", false}, std::pair{"reqs=100@5 window=20", false}, std::pair{"causal=0 reqs=100:50", false},
+        std::pair{"causal=0 window=20 wright=3 reqs=100", true}, std::pair{"causal=0 alibi=1 reqs=100", true},
+        std::pair{"causal=1x0,1x1 reqs=100,100", true}, std::pair{"qbegin=40 reqs=100@5", true},
+        std::pair{"chunk=16 reqs=100@5", true}, std::pair{"prefix=0 causal=0 reqs=100", true},
+        std::pair{"tree=100 reqs=100@5", true}})
+    for (const int dim : {64, 128, 256, 512}) {
+      const std::string line = formatted("q=bf16 heads=32:8 page=16 d={} {}", dim, masks);
+      const Plan p = plan(parse_problem_line(line)->problem, sm90).value();
+      ASSERT_EQ(p.kernel, "cuda_sm90") << line;
+      EXPECT_EQ(p.work().lists.back().masks, expected) << line;
+    }
 }
 
 TEST(DeviceLists, LargeGroupsOnHopperHaveOneList) {

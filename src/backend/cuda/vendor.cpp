@@ -9,6 +9,7 @@
 #include "backend/cuda/error.h"
 #include "backend/cuda/launches.h"
 #include "backend/gpu/permit.h"
+#include "backend/gpu/resolve.h"
 #include "backend/gpu/tickets.h"
 #include "plan/device_workspace.h"
 
@@ -43,17 +44,15 @@ std::span<const Step> steps_of(std::size_t lists, Order order) {
   return {kInTurn, lists};
 }
 
-/// Kernel, list and arguments that serve a list of the plan, given the tensors of a call.
+/// Kernel, list and arguments that serve a list of the plan, given the tensors of a call. Kernels are asked and launched with all
+/// numbers of the list that serves.
 Served serve(const DeviceList& list, const Plan& plan, const gpu::GenericArgs& args) {
   Served served{find_entry(list.kernel), list, args};
-  if (served.kernel->reads == nullptr || served.kernel->reads(args, list)) return served;
-  while (served.kernel->reads != nullptr && !served.kernel->reads(args, served.list)) {
+  while (served.kernel->reads != nullptr && !served.kernel->reads(served.args, served.list)) {
     served.list = served.list.kernel.row().gpu->instead(plan, served.list);
     served.kernel = find_entry(served.list.kernel);
+    gpu::set_list(served.args.work, served.list, args.num_kv_heads);
   }
-  served.args.work.tile_rows = static_cast<std::int32_t>(served.list.tile_rows);
-  served.args.work.tile_keys = static_cast<std::int32_t>(served.list.tile_keys);
-  served.args.work.max_partials = static_cast<std::int32_t>(served.list.max_partials);
   return served;
 }
 

@@ -49,18 +49,8 @@ WorkList work_list(const Plan& plan, std::byte* workspace, std::size_t index) {
   w.parts_done = reinterpret_cast<std::int32_t*>(workspace + at.parts_done);
   w.partial_acc = reinterpret_cast<float*>(workspace + at.partial_acc);
   w.partial_states = reinterpret_cast<float*>(workspace + at.partial_states);
-  w.tile_rows = narrow(list.tile_rows);
-  w.tile_keys = narrow(list.tile_keys);
-  w.min_rows = narrow(list.min_rows);
-  w.max_rows = narrow(list.max_rows);
-  w.split_keys = narrow(list.split_keys);
-  w.target_items = narrow(list.target_items);
-  w.max_slices = narrow(list.max_slices);
-  w.max_merges = narrow(list.max_merges);
-  w.max_partials = narrow(list.max_partials);
   w.division.units = reinterpret_cast<std::int32_t*>(workspace + at.units);
-  w.division.given_units = static_cast<std::int16_t>(list.given_units);
-  if (list.max_merges > 0) w.max_parts = narrow(list.max_partials / (list.max_merges * plan.problem.num_kv_heads));
+  set_list(w, list, plan.problem.num_kv_heads);
   return w;
 }
 
@@ -97,6 +87,20 @@ void set_blocks(GenericArgs& a, const KVCache& cache) {
 }
 
 }  // namespace
+
+void set_list(WorkList& w, const plan_detail::DeviceList& list, std::int64_t num_kv_heads) {
+  w.tile_rows = narrow(list.tile_rows);
+  w.tile_keys = narrow(list.tile_keys);
+  w.min_rows = narrow(list.min_rows);
+  w.max_rows = narrow(list.max_rows);
+  w.split_keys = narrow(list.split_keys);
+  w.target_items = narrow(list.target_items);
+  w.max_slices = narrow(list.max_slices);
+  w.max_merges = narrow(list.max_merges);
+  w.max_partials = narrow(list.max_partials);
+  w.max_parts = list.max_merges > 0 ? narrow(list.max_partials / (list.max_merges * num_kv_heads)) : 1;
+  w.division.given_units = static_cast<std::int16_t>(list.given_units);
+}
 
 GenericArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome) {
   GenericArgs a;

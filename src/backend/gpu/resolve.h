@@ -7,6 +7,7 @@
 
 #include "backend/gpu/args.h"
 #include "backend/gpu/generic_args.h"
+#include "plan/work.h"
 #include "quire/plan.hpp"
 
 namespace quire::gpu {
@@ -14,6 +15,9 @@ namespace quire::gpu {
 /// `list` indexes plan.work().lists; `workspace` is device memory of workspace_bytes(plan).
 GenericArgs attend_args(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::byte* workspace,
                         std::size_t list);
+
+/// Sets all numbers of a work list to those of `list`: the plan's, or what stands in for it. The memory stays the plan's.
+void set_list(WorkList& work, const plan_detail::DeviceList& list, std::int64_t num_kv_heads);
 
 /// Arguments of a check without a call: no plan, no work list. `outcome` is device memory.
 GenericArgs batch_args(const Batch& batch, const KVCache& cache, const Options& options, Outcome* outcome);

@@ -17,8 +17,8 @@
 namespace quire::plan_detail {
 namespace {
 
-/// Every row sees every key, whatever its position: prefill takes such requests from caches of all kinds, but from packed 8-bit
-/// caches at head_dim 256.
+/// Every row sees every key, whatever its position: prefill takes such requests without masks (Job::least_position), and from
+/// caches of all kinds, but from packed 8-bit caches at head_dim 256.
 bool sees_all_keys(const Problem& p) {
   if (p.layout == CacheLayout::packed && is_fp8(p.kv_dtype) && p.head_dim == 256) return false;
   return !p.causal && !p.has_causal && !p.has_q_begin && !p.sliding_window && !p.window_right && !p.alibi && !p.has_shapes();
@@ -322,6 +322,7 @@ DeviceList prefill_tiles(const Plan& plan) {
   prefill.role = Role::prefill;
   prefill.tile_rows = tile.rows() / group * group * blocks_of_rows;
   prefill.tile_keys = tile.keys;
+  prefill.masks = !plan.problem.is_causal_at_end() && !sees_all_keys(plan.problem);
   prefill.max_rows = kMaxInt32;
   prefill.num_blocks = std::max(2, plan.num_threads / 2 * 2);
   prefill.target_items = prefill.num_blocks / 2;

@@ -52,14 +52,6 @@ bool suits_heads(const gpu::AttendArgs& a, const DeviceList& list) {
   return list.heads == 1 || (a.k_scale.data == nullptr && a.v_scale.data == nullptr);
 }
 
-/// Every row sees every key: instances without masks take such calls (Job::least_position).
-bool sees_all_keys(const gpu::AttendArgs& a) {
-  const bool has_shapes =
-      a.chunk > 0 || a.prefix_len > 0 || a.prefix_lens.data != nullptr || a.tree_lens.data != nullptr || a.spans.data != nullptr;
-  return !a.causal_by_default && a.causal.data == nullptr && a.q_begin.data == nullptr && a.window == 0 && a.window_right < 0 &&
-         a.alibi_slopes.data == nullptr && !has_shapes;
-}
-
 bool reads(const gpu::AttendArgs& args, const DeviceList& list) {
   if (list.role == Role::decode_cluster) return takes_clusters(args);
   return list.role == Role::prefill ? takes_prefill_boxes(args) : takes_boxes(args) && fits_row(args) && suits_heads(args, list);
@@ -96,7 +88,7 @@ cudaError_t launch(const gpu::GenericArgs& args, const DeviceList& list, Turn tu
   PrefillMaps maps;
   if (!encode(maps, args)) return cudaErrorInvalidValue;
   const bool codes = is_fp8(args.cache_k.dtype);
-  if (args.has_masks && !sees_all_keys(args)) return launch_prefill_masked(mine, maps, blocks, stream);
+  if (list.masks) return launch_prefill_masked(mine, maps, blocks, stream);
   if (kTuning.has_wide_dims(args.head_dim, args.v_head_dim)) return launch_prefill_wide(mine, maps, blocks, stream);
   if (is_packed(args)) return (codes ? launch_prefill_packed_codes : launch_prefill_packed)(mine, maps, blocks, stream);
   return (codes ? launch_prefill_codes : launch_prefill)(mine, maps, blocks, stream);

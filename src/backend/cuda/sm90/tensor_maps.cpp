@@ -203,7 +203,7 @@ bool takes_boxes(const gpu::AttendArgs& a) {
 }
 
 bool takes_prefill_boxes(const gpu::AttendArgs& a) {
-  return takes_boxes(a) && has_box_strides(a.query) && has_box_strides(a.key) && has_box_strides(a.value);
+  return a.num_tokens > 0 && takes_boxes(a) && has_box_strides(a.query) && has_box_strides(a.key) && has_box_strides(a.value);
 }
 
 bool takes_latent_boxes(const gpu::AttendArgs& a) {
