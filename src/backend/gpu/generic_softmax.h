@@ -15,6 +15,11 @@ namespace quire::gpu {
 constexpr int kSoftmaxLanes = kGenericThreads / kGenericTileRows;  ///< neighbouring threads of one wave that share a row
 constexpr int kKeysPerLane = kGenericTileKeys / kSoftmaxLanes;
 
+/// A maximum is such a product, rounded. What is fused with its subtraction differs from it by half a unit of a huge logit.
+struct ScoreOps : semantics::FloatOps {
+  QUIRE_DEVICE static float mul(float a, float b) { return gpu::mul(a, b); }
+};
+
 /// Largest over the row's lanes, on all of them. NaN is stepped over.
 QUIRE_DEVICE float max_over_row(float value) {
   QUIRE_UNROLL
@@ -53,7 +58,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
       continue;
     }
     const auto distance = static_cast<float>(static_cast<std::int64_t>(keys.first + key) - row.q_pos);
-    s[j] = semantics::score<semantics::FloatOps>(weights[key] * block.key_scale[key], a.score, row.slope, distance);
+    s[j] = semantics::score<ScoreOps>(weights[key] * block.key_scale[key], a.score, row.slope, distance);
     tile_max = s[j] > tile_max ? s[j] : tile_max;
   }
   tile_max = max_over_row(tile_max);

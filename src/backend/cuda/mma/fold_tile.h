@@ -108,7 +108,7 @@ __device__ inline void cap_and_slope(float (&s)[kM][kKeys / 8][4], const RowCont
         for (int e = 0; e < 2; ++e) {
           const auto distance = static_cast<float>(tile.first + i * 8 + column + e - q_pos);
           float& x = s[m][i][2 * h + e];
-          x = kLog2e * semantics::score<ShortTanh>(x, {logits.scale, logits.soft_cap}, slope, distance);
+          x = rounded_product(semantics::score<ShortTanh>(x, {logits.scale, logits.soft_cap}, slope, distance), kLog2e);
         }
     }
 }
@@ -140,7 +140,7 @@ __device__ inline void scale(float (&s)[kM][kKeys / 8][4], float factor) {
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
-      for (int j = 0; j < 2 * kHalves; ++j) s[m][i][j] *= factor;
+      for (int j = 0; j < 2 * kHalves; ++j) s[m][i][j] = rounded_product(s[m][i][j], factor);
 }
 
 /// Dot products to masked base-2 logits over a factor, which is returned for fold_weights() to apply: 1, or with kFuses, for
@@ -178,7 +178,7 @@ __device__ inline float weigh_row(float (&s)[kKeys / 8][4], int h, float factor,
     for (int e = 0; e < 2; ++e) {
       float& x = s[i][2 * h + e];
       const float fused = fmaf(x, factor, T::kWeightShift - base);
-      x = ptx::exp2_approx(fuses ? fused : __fmul_rn(x, factor) - base + T::kWeightShift);  // __fmul_rn is fused with nothing
+      x = ptx::exp2_approx(fuses ? fused : rounded_product(x, factor) - base + T::kWeightShift);
       sum += x;
     }
   return sum;

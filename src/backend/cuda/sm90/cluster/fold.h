@@ -32,13 +32,14 @@ struct RowLogits {
   __device__ void finish(float (&s)[4], const std::int32_t (&positions)[4]) const {
     if (plain) [[likely]] {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[i] *= base2;
+      for (int i = 0; i < 4; ++i) s[i] = tile::rounded_product(s[i], base2);
       return;
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[i] = tile::kLog2e *
-             semantics::score<tile::ShortTanh>(s[i], {scale, soft_cap}, slope, static_cast<float>(positions[i] - q_pos));
+      s[i] = tile::rounded_product(
+          semantics::score<tile::ShortTanh>(s[i], {scale, soft_cap}, slope, static_cast<float>(positions[i] - q_pos)),
+          tile::kLog2e);
   }
 };
 

@@ -112,7 +112,8 @@ struct Mainloop {
       for (int j = 0; j < 2; ++j) {
         const int i = q / 2 * 4 + j * 2 + q % 2;
         const auto distance = static_cast<float>(first + me.key(i) - group.q_pos(job, me.column(q)));
-        s[i] = tile::kLog2e * semantics::score<tile::ShortTanh>(s[i], {job.logits.scale, job.logits.soft_cap}, slope, distance);
+        s[i] = tile::rounded_product(
+            semantics::score<tile::ShortTanh>(s[i], {job.logits.scale, job.logits.soft_cap}, slope, distance), tile::kLog2e);
       }
     }
   }
@@ -138,7 +139,7 @@ struct Mainloop {
     }
     if (facts.plain) [[likely]] {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) s[i] *= facts.base2;
+      for (int i = 0; i < kRows / 2; ++i) s[i] = tile::rounded_product(s[i], facts.base2);
     } else {
       cap_and_slope(s, job, first);
     }

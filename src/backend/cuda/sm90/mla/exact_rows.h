@@ -26,7 +26,7 @@ __device__ inline void store_exact_row(const gpu::AttendArgs& a, const tile::Ite
     for (int i = 0; i < kKeyDim / 32; ++i) dot = fmaf(query[i], k[i], dot);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-    const float score = dot * a.score.scale * tile::kLog2e, top = fmaxf(max2, score);
+    const float score = tile::rounded_product(dot * a.score.scale, tile::kLog2e), top = fmaxf(max2, score);
     const float rescale = semantics::weight_in<ptx::Exp2>(max2, top), weight = semantics::weight_in<ptx::Exp2>(score, top);
     sum = sum * rescale + weight;
 #pragma unroll

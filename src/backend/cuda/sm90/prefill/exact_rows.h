@@ -147,8 +147,9 @@ __device__ inline ExactRow<Memory::kOutDim> exact_row(const Block<Memory>& block
     for (int i = 0; i < kDim / 32; ++i) dot = fmaf(query[i], k[i], dot);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-    const float score = tile::kLog2e * semantics::score<tile::ShortTanh>(dot * k_scale, a.score, slope,
-                                                                         static_cast<float>(position - keys.position));
+    const auto distance = static_cast<float>(position - keys.position);
+    const float score =
+        tile::rounded_product(semantics::score<tile::ShortTanh>(dot * k_scale, a.score, slope, distance), tile::kLog2e);
     const float top = fmaxf(max2, score), rescale = semantics::weight_in<ptx::Exp2>(max2, top);
     const float weight = semantics::weight_in<ptx::Exp2>(score, top);
     out.state.sum = out.state.sum * rescale + weight;

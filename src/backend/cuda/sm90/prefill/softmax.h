@@ -5,6 +5,9 @@
 // A logit may exceed a maximum that is looked at by kSlack (base 2); a maximum that is not shows in the sums. Weights are
 // 2^kShift times as large, and at most kMostSum: an f16 holds that. A row depends on no other row: some rows of a warp may not
 // exist, and hold what was left in memory.
+//
+// A weight is 2^(s factor - max) by one fused operation, but the maximum is a rounded product. A huge one may be off by so much
+// that all weights are 0. Such a maximum becomes NaN, and so do the row's sums: the row is computed again, by exact_rows.h.
 #pragma once
 
 #include <type_traits>
@@ -62,6 +65,11 @@ struct Softmax {
       for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], mask));
   }
 
+  /// A maximum to which weights of one fused operation may be relative: a product of up to this size is off by 2^-4. NaN in the
+  /// place of a larger one.
+  static constexpr float kMostFused = 0x1p20f;
+  __device__ static float fusable(float max) { return fabsf(max) <= kMostFused || max == -INFINITY ? max : NAN; }
+
   /// Moves the maxima of rows that have outgrown them (`first_only`: only if they had none); true if one of the warp's rows did.
   /// Accumulators of before are then to be multiplied by `rescale`.
   template <int kCount>
@@ -76,7 +84,7 @@ struct Softmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       top[h] *= factor;
-      if (!(top[h] > most[h])) top[h] = state.max[h];
+      top[h] = top[h] > most[h] ? fusable(top[h]) : state.max[h];
       rescale[h] = semantics::weight_in<ptx::Exp2>(state.max[h], top[h]);
       state.max[h] = top[h];
       state.sum[h] *= rescale[h];
@@ -122,8 +130,8 @@ struct Softmax {
     for (int h = 0; h < 2; ++h) {
       const int exponent = (__float_as_int(top[h]) >> 23) - 127 - static_cast<int>(kShift);
       const int above = largest_total[h] > kMostSum ? min(max(exponent, 0), 126) : 0;
-      rescale[h] = __int_as_float((127 - above) << 23);
-      state.max[h] += static_cast<float>(above);
+      state.max[h] = fusable(state.max[h] + static_cast<float>(above));
+      rescale[h] = isnan(state.max[h]) ? NAN : __int_as_float((127 - above) << 23);
       state.sum[h] *= rescale[h];
       total[h] *= rescale[h];
     }
