@@ -38,9 +38,43 @@ _OF_OPTIONS = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slop
                "attention_chunk", "prefix_len", "spans_beyond_window")
 
 
+_NO_PART = {
+    r"(.*_)?bias|score_mod|mask|(attn|attention|padding|key_padding)_mask": (
+        "a bias or a mask as an array of scores is no part of Quire; alibi_slopes, sinks and logits_soft_cap change scores, and causal, "
+        "sliding_window, attention_chunk, prefix_len, spans and tree_mask hide keys, as seq_lens hides padding"
+    ),
+    r".*zero(s|_?points?)?": (
+        "zero points are no part of Quire, whose codes are symmetric; int8 codes (uint8 codes - 128, if all zero points are 128) have "
+        "scales alone, and quire.append() writes rows with a scale for each token and head"
+    ),
+}
+"""Arguments of other libraries, as patterns, that no argument stands for: what to use instead."""
+
+
+def _no_part(name: str) -> str:
+    return next((text for pattern, text in _NO_PART.items() if re.fullmatch(pattern, name)), "")
+
+
+def wrong_value(name: str, value: Any, expected: str) -> str:
+    """'sliding_window: 2.5 (float), expected an integer or None'"""
+    may_be_left_out = "None" in expected or "a quire." not in expected
+    hint = f"; {_no_part('bias')}" if may_be_left_out and getattr(value, "ndim", 0) >= 2 else ""  # other libraries have one by position
+    return f"{name}: {shown(value)}, expected {expected}{hint}"
+
+
+def unknown_layout(text: str) -> str:
+    hint = ""
+    if "shuffle" in text.lower():
+        hint = ("; AITER's shuffled cache becomes packed by a copy of V: "
+                "v.transpose(0, 1, 3, 2, 4).reshape(num_pages, num_kv_heads, head_dim, page_size)")  # fmt: skip
+    return f'layout: "{text}" is none of nhd, hnd, packed{hint}'
+
+
 def unknown_argument(name: str, names: Iterable[str]) -> str:
     """'unknown argument "seq_lenz"; did you mean seq_lens?'"""
     known = list(names)
+    if hint := _no_part(name):
+        return f'unknown argument "{name}"; {hint}'
     if name == "window_size":
         return f'unknown argument "{name}"; window_size=(left, right) is quire.Options(sliding_window=left + 1, window_right=right)'
     if name == "is_causal" and "options" in known:
@@ -176,7 +210,7 @@ def _mistake(parameters: list[_Parameter], args: tuple[Any, ...], kwargs: dict[s
             return f"argument {p.name} is missing"
     for p in parameters:
         if p.name in given and p.types and not any(_is(given[p.name], t) for t in p.types):
-            return f"{p.name}: {shown(given[p.name])}, expected {_words(p.types)}"
+            return wrong_value(p.name, given[p.name], _words(p.types))
     return ""
 
 

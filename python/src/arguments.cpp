@@ -18,6 +18,10 @@ namespace {
 
 nb::object messages(const char* function) { return nb::module_::import_("quire._messages").attr(function); }
 
+[[noreturn]] void refuse_value(const char* name, nb::handle value, const std::string& expected) {
+  refuse(nb::cast<std::string>(messages("wrong_value")(name, value, expected)));
+}
+
 bool is_instance(nb::handle object, const char* numpy_class) {
   return PyObject_IsInstance(object.ptr(), nb::module_::import_("numpy").attr(numpy_class).ptr()) == 1;
 }
@@ -47,6 +51,14 @@ std::optional<std::string> dtype_name(nb::handle dtype, const char* name) {
     if (quire::dtype_from_name(text)) return text;
   }
   return nb::cast<std::string>(messages("dtype_name")(dtype, name));
+}
+
+quire::CacheLayout layout_named(const std::string& text) {
+  std::string lower = text;
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::optional<quire::CacheLayout> known = quire::layout_from_name(lower);
+  if (!known) refuse(nb::cast<std::string>(messages("unknown_layout")(text)));
+  return *known;
 }
 
 Arguments::Arguments(const char* call, std::initializer_list<std::string_view> names, std::size_t positional,
@@ -92,7 +104,7 @@ nb::object Arguments::required(const char* name) const {
 std::optional<float> Arguments::number(const char* name) const {
   const nb::object value = get(name);
   if (value.is_none()) return std::nullopt;
-  if (!is_number(value)) refuse(std::string(name) + ": " + shown(value) + ", expected a number or None");
+  if (!is_number(value)) refuse_value(name, value, "a number or None");
   const nb::object number = nb::steal(PyNumber_Float(value.ptr()));
   if (!number.is_valid()) throw nb::python_error();
   return static_cast<float>(nb::cast<double>(number));
@@ -102,23 +114,22 @@ std::optional<std::int64_t> Arguments::integer(const char* name) const {
   const nb::object value = get(name);
   if (value.is_none()) return std::nullopt;
   std::int64_t number = 0;
-  if (!is_integer(value)) refuse(std::string(name) + ": " + shown(value) + ", expected an integer or None");
-  if (!nb::try_cast(nb::int_(value), number)) refuse(std::string(name) + ": " + shown(value) + ", expected 64 bits at most");
+  if (!is_integer(value)) refuse_value(name, value, "an integer or None");
+  if (!nb::try_cast(nb::int_(value), number)) refuse_value(name, value, "64 bits at most");
   return number;
 }
 
 bool Arguments::flag(const char* name, bool otherwise) const {
   if (!values_[index_of(name)].is_valid()) return otherwise;
   const nb::object value = get(name);
-  if (!PyBool_Check(value.ptr()) && !is_instance(value, "bool_"))
-    refuse(std::string(name) + ": " + shown(value) + ", expected True or False");
+  if (!PyBool_Check(value.ptr()) && !is_instance(value, "bool_")) refuse_value(name, value, "True or False");
   return PyObject_IsTrue(value.ptr()) == 1;
 }
 
 std::string Arguments::text(const char* name, const char* otherwise) const {
   if (!values_[index_of(name)].is_valid()) return otherwise;
   const nb::object value = get(name);
-  if (!nb::isinstance<nb::str>(value)) refuse(std::string(name) + ": " + shown(value) + ", expected text");
+  if (!nb::isinstance<nb::str>(value)) refuse_value(name, value, "text");
   return nb::cast<std::string>(value);
 }
 

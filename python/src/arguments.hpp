@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "quire/batch.hpp"
+
 namespace quire_python {
 
 namespace nb = nanobind;
@@ -52,5 +54,7 @@ bool is_scalar(nb::handle object);
 std::string shown(nb::handle object);
 /// See Arguments::dtype().
 std::optional<std::string> dtype_name(nb::handle dtype, const char* name);
+/// "nhd", in any case of letters. Raises ArgumentError.
+quire::CacheLayout layout_named(const std::string& text);
 
 }  // namespace quire_python

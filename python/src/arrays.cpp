@@ -105,6 +105,8 @@ std::optional<DType> typed(const std::string& name) {
   if (may_be_bits && is_raw_bits(element.name)) {
     const bool byte = element.itemsize == 1;
     hint = std::string("; for raw bits, name the type: dtype=\"") + (byte ? "fp8_e4m3fn" : "bf16") + "\" or the like";
+    if (byte && reading.role == Role::cache)
+      hint += ". Codes with zero points are no part of Quire: those of int8 have scales alone";
   } else if (expected.convert_to != nullptr && is_real(element.name)) {
     const std::string type = expected.convert_to;  // "np.float32"
     hint =
@@ -129,6 +131,9 @@ DType resolve_dtype(const Reading& reading, const Element& element) {
   const std::optional<DType> want = spelled ? spelled : quire::dtype_from_name(asked);
   if (!want)
     refuse(name, "dtype=\"" + asked + "\" is not a Quire dtype (f32, f16, bf16, fp8_e4m3fn, fp8_e4m3fnuz, fp8_e5m2, ...)");
+  if (role == Role::cache && !quire::is_cached(*want) && *want != DType::fp8_ds_mla)
+    refuse(name, "dtype=\"" + asked + "\" is no type of a cache, expected " + expected_of(role).dtypes +
+                     ", by name also nvfp4, mxfp4 and fp8_ds_mla; codes with zero points are no part of Quire");
   if (own && *own != *want) refuse(name, "the array is " + element.name + " but dtype=\"" + asked + "\" was given");
   if (!own && (!is_raw_bits(element.name) || element.itemsize != quire::itemsize(*want)))
     refuse(name, "dtype " + element.name + " cannot hold the bits of dtype=\"" + asked + "\"");

@@ -153,8 +153,7 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
 /// append() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
 void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value, nb::handle slot_mapping,
                    const std::string& layout, const std::string& cache_dtype, nb::handle k_scale, nb::handle v_scale) {
-  const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
-  if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
+  const quire::CacheLayout order = layout_named(layout);
   float scales[2];
   const ArrayRef cache_k = import_array(k, "k", Access::write, cache_dtype, Role::cache);
   const ArrayRef cache_v = import_array(v, "v", Access::write, cache_dtype, Role::cache);
@@ -172,7 +171,7 @@ void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value,
                                     {&rows_v, "value"},
                                     {&slots, "slot_mapping"}})
     check_same_gpu(cache_k, "k", *array, name);
-  const quire::KVCache c{.k = cache_k.view, .v = cache_v.view, .layout = *known, .k_scale = ks.view, .v_scale = vs.view};
+  const quire::KVCache c{.k = cache_k.view, .v = cache_v.view, .layout = order, .k_scale = ks.view, .v_scale = vs.view};
   void* const where = stream_for(nb::none(), cache_k);
   quire::Status status;
   {

@@ -324,8 +324,7 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          std::optional<std::int64_t> attention_chunk, std::optional<std::int64_t> prefix_len,
                          bool spans_beyond_window) {
   const std::optional<Part> asked = part_named(part, workspace);
-  const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
-  if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
+  const quire::CacheLayout order = layout_named(layout);
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
   float scales[4];
   Layer now;
@@ -341,7 +340,7 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
   now.cache.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
   now.cache.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
-  now.batch.output = output.is_none() ? new_output(now.batch.query, now.cache_views(*known), stream)
+  now.batch.output = output.is_none() ? new_output(now.batch.query, now.cache_views(order), stream)
                                       : import_array(output, "output", Access::write, {}, Role::rows);
   now.cache.k_scale = import_scale(k_scale, "k_scale", now.cache.k, scales[0]);
   now.cache.v_scale = import_scale(v_scale, "v_scale", now.cache.k, scales[1]);
@@ -369,10 +368,10 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          .spans_beyond_window = spans_beyond_window};
   const std::int64_t most_rows = bound_or_zero(max_query_len, "max_query_len");
   const std::int64_t most_keys = bound_or_zero(max_seq_len, "max_seq_len");
-  if (!asked) return nb::int_(call_cache().workspace_bytes(now, *known, o, most_rows, most_keys));
+  if (!asked) return nb::int_(call_cache().workspace_bytes(now, order, o, most_rows, most_keys));
   const ArrayRef place = import_workspace(workspace);
   if (place) check_workspace(now.batch.query, place);
-  return call_cache().attend(now, *known, o, most_rows, most_keys, stream, wait, remember, place ? &place : nullptr, *asked);
+  return call_cache().attend(now, order, o, most_rows, most_keys, stream, wait, remember, place ? &place : nullptr, *asked);
 }
 
 constexpr const char* kBindDoc =

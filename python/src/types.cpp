@@ -356,10 +356,7 @@ ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType c
 }  // namespace
 
 PyCache::PyCache(const Arguments& given) {
-  std::string layout = given.text("layout", "nhd");
-  std::transform(layout.begin(), layout.end(), layout.begin(), [](unsigned char c) { return std::tolower(c); });
-  const std::optional<quire::CacheLayout> known = quire::layout_from_name(layout);
-  if (!known) throw_error(Code::invalid_argument, "layout: \"" + layout + "\" is none of nhd, hnd, packed");
+  const quire::CacheLayout layout = layout_named(given.text("layout", "nhd"));
   const std::string dtype = given.dtype("dtype").value_or("");
   CacheArrays& a = arrays_;
   a.k = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
@@ -370,7 +367,7 @@ PyCache::PyCache(const Arguments& given) {
   a.v_block_scale = import_block_scales(given.get("v_block_scale"), "v_block_scale", a.v.view.dtype);
   check_all_with(a.k, "k", CachePart{a});
   set_views(CachePart{a}, CachePart{views_});
-  views_.layout = *known;
+  views_.layout = layout;
 }
 
 PyCache::PyCache(const quire::KVCache& cache, nb::handle owner) : views_(cache) {

@@ -8,6 +8,7 @@ import pytest
 from dense import make_job
 
 import quire
+import quire.testing
 
 LINE = "q=f32 heads=4:2 d=16 page=4 reqs=3@6,1@9 seed=3"
 
@@ -303,3 +304,70 @@ def test_no_output_to_compare_is_said(job):
         quire.compare(None, None, quire.reference(batch_of(job), cache_of(job)))
     with pytest.raises(quire.errors.ArgumentError, match="out: is None"):
         quire.testing.assert_attention_close(None, batch_of(job), cache_of(job))
+
+
+BIAS = np.zeros((4, 9), np.float32)
+WRONG_PLACE = {
+    "a bias by name": lambda job: quire.Options(attention_bias=BIAS),
+    "a bias of a batch": lambda job: batch_of(job, attn_bias=BIAS),
+    "a mask of a batch": lambda job: batch_of(job, attn_mask=BIAS),
+    "a bias of a cache": lambda job: quire.KVCache(job.k, job.v, position_bias=BIAS),
+    "a bias by position": lambda job: quire.Options(BIAS),
+    "a bias as the window": lambda job: quire.Options(0.1, BIAS),
+    "a bias as a layout": lambda job: quire.KVCache(job.k, job.v, BIAS),
+    "a bias as options": lambda job: quire.attend(batch_of(job), cache_of(job), BIAS),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_PLACE)
+def test_an_array_of_scores_is_told_what_to_use_instead(job, what):
+    with pytest.raises(quire.ArgumentError, match=r"is no part of Quire; alibi_slopes, .* hide keys"):
+        WRONG_PLACE[what](job)
+
+
+def test_an_array_in_the_place_of_a_batch_is_no_bias(job):
+    with pytest.raises(quire.ArgumentError, match=r"batch: a ndarray, expected a quire.Batch$"):
+        quire.attend(job.q, cache_of(job))
+
+
+@pytest.mark.parametrize("name", ["k_zero", "v_zero", "k_zeros", "v_zero_point", "zero_points"])
+def test_zero_points_are_told_what_to_use_instead(job, name):
+    with pytest.raises(quire.ArgumentError, match=rf'KVCache\(\): unknown argument "{name}"; zero points are no part of Quire.*int8'):
+        quire.KVCache(job.k, job.v, **{name: 1})
+
+
+def test_codes_that_no_call_takes_make_no_cache():
+    codes, scale = np.zeros((8, 16, 2, 64), np.uint8), np.ones((8, 16, 2), np.float32)
+    with pytest.raises(quire.ArgumentError, match=r'k: dtype="u8" is no type of a cache, expected float32, .*zero points are no part'):
+        quire.KVCache(codes, codes, dtype="u8", k_scale=scale, v_scale=scale)
+    with pytest.raises(quire.ArgumentError, match=r"k: dtype uint8, .*name the type: .*zero points are no part"):
+        quire.KVCache(codes, codes, k_scale=scale, v_scale=scale)
+
+
+def test_a_shuffled_cache_is_told_its_copy():
+    k, v = np.zeros((8, 2, 8, 16, 8), np.float16), np.zeros((8, 2, 2, 64, 8), np.float16)
+    batch = quire.Batch(query=np.zeros((1, 8, 64), np.float16), query_start_loc=[0, 1], seq_lens=[20], block_table=[[1, 2]])
+    with pytest.raises(quire.ContractError, match=r"Q-M06 cache.v: rank 5, expected rank 4 .*order 0 1 3 2 4, the last two joined"):
+        quire.attend(batch, quire.KVCache(k, v, layout="packed"))
+    with pytest.raises(quire.ArgumentError, match=r"is none of nhd, hnd, packed; AITER's .*v.transpose\(0, 1, 3, 2, 4\)"):
+        quire.KVCache(k, v, layout="shuffle")
+    copied = v.transpose(0, 1, 3, 2, 4).reshape(8, 2, 64, 16)
+    assert quire.attend(batch, quire.KVCache(k, copied, layout="packed")).shape == (1, 8, 64)
+
+
+@pytest.mark.parametrize(("given", "layout"), [("nhd", "hnd"), ("hnd", "nhd")])
+def test_a_cache_of_the_other_layout_is_named(given, layout):
+    kv = np.zeros((8, 2, 16, 64) if layout == "hnd" else (8, 16, 2, 64), np.float32)
+    batch = quire.Batch(query=np.zeros((1, 4, 64), np.float32), query_start_loc=[0, 1], seq_lens=[5], block_table=[[0]])
+    with pytest.raises(quire.ContractError, match=rf"\(as layout {layout} the cache has 2 KV heads and pages of 16\)"):
+        quire.attend(batch, quire.KVCache(kv, kv, given))
+
+
+def test_a_table_filled_in_part_is_found_and_served(job):
+    table = np.array(job.block_table)
+    table[1, 1:] = 0
+    batch = batch_of(job, block_table=table)
+    findings = quire.check(batch, cache_of(job))
+    assert "Q-T22 block_table[1]" in str(findings)
+    assert not quire.check(batch, cache_of(job), depth="tables")
+    assert quire.attend(batch, cache_of(job)).shape == job.q.shape

@@ -16,13 +16,13 @@ using enum RuleId;
 void v01_chunk(Context& c) {
   const auto& chunk = c.options.attention_chunk;
   if (!chunk || *chunk >= 1) return;
-  c.report.add(V01, "attention_chunk", {}, formatted("{}", *chunk), ">= 1, or absent for no chunks");
+  c.report.add(V01, "attention_chunk", {}, formatted("{}", *chunk), ">= 1; leave it out for no chunks");
 }
 
 void v02_prefix(Context& c) {
   const auto& prefix = c.options.prefix_len;
   if (!prefix || *prefix >= 0) return;
-  c.report.add(V02, "prefix_len", {}, formatted("{}", *prefix), ">= 0, or absent for no prefix");
+  c.report.add(V02, "prefix_len", {}, formatted("{}", *prefix), ">= 0; leave it out for no prefix");
 }
 
 void v03_one_prefix(Context& c) {

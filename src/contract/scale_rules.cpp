@@ -17,19 +17,19 @@ bool finite_positive(float value) { return std::isfinite(value) && value > 0.0f;
 void m31_softmax_scale(Context& c) {
   const auto& scale = c.options.softmax_scale;
   if (!scale || finite_positive(*scale)) return;
-  c.report.add(M31, "softmax_scale", {}, formatted("{}", *scale), "finite and > 0, or absent for 1 / sqrt(head_dim)");
+  c.report.add(M31, "softmax_scale", {}, formatted("{}", *scale), "finite and > 0; leave it out for 1 / sqrt(head_dim)");
 }
 
 void m32_sliding_window(Context& c) {
   const auto& window = c.options.sliding_window;
   if (!window || *window >= 1) return;
-  c.report.add(M32, "sliding_window", {}, formatted("{}", *window), ">= 1, or absent for no window");
+  c.report.add(M32, "sliding_window", {}, formatted("{}", *window), ">= 1; leave it out for no window");
 }
 
 void m33_soft_cap(Context& c) {
   const auto& cap = c.options.logits_soft_cap;
   if (!cap || finite_positive(*cap)) return;
-  c.report.add(M33, "logits_soft_cap", {}, formatted("{}", *cap), "finite and > 0, or absent for no cap");
+  c.report.add(M33, "logits_soft_cap", {}, formatted("{}", *cap), "finite and > 0; leave it out for no cap");
 }
 
 void m42_one_causal(Context& c) {
@@ -40,7 +40,7 @@ void m42_one_causal(Context& c) {
 void m43_window_right(Context& c) {
   const auto& window = c.options.window_right;
   if (!window || *window >= 0) return;
-  c.report.add(M43, "window_right", {}, formatted("{}", *window), ">= 0, or absent for no window");
+  c.report.add(M43, "window_right", {}, formatted("{}", *window), ">= 0; leave it out for no window");
 }
 
 void m44_window_right_has_use(Context& c) {

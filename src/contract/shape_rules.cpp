@@ -161,16 +161,24 @@ void m16_no_overlap(Context& c, std::span<const NamedTensor> tensors) {
 
 // --- cache ------------------------------------------------------------------------------------------------------------
 
+/// AITER keeps K as packed, and x tokens of a dim of V side by side.
+bool shuffled_values(const Context& c) {
+  const Tensor &k = c.cache.k, &v = c.cache.v;
+  return c.cache.layout == CacheLayout::packed && descriptor_ok(k) && k.rank == 5 && v.rank == 5 && v.shape[4] == k.shape[4] &&
+         v.shape[4] > 0 && v.shape[2] == k.shape[3] / v.shape[4];
+}
+
 void m06_cache_rank(Context& c) {
   if (name(c.cache.layout) == "invalid") {
     c.report.add(M06, "cache.layout", {}, formatted("value {}", static_cast<int>(c.cache.layout)), "nhd, hnd or packed");
     return;
   }
   const bool packed = c.cache.layout == CacheLayout::packed;
-  const auto one = [&](std::string_view tensor_name, const Tensor& t, int rank, std::string_view shape) {
+  const auto one = [&](std::string_view tensor_name, const Tensor& t, int rank, std::string_view shape,
+                       std::string_view hint = {}) {
     if (!descriptor_ok(t) || t.rank == rank) return;
     c.report.add(M06, tensor_name, {}, formatted("rank {}", t.rank),
-                 formatted("rank {} for layout {} {}", rank, name(c.cache.layout), shape));
+                 formatted("rank {} for layout {} {}", rank, name(c.cache.layout), shape), hint);
   };
   const bool nhd = c.cache.layout == CacheLayout::nhd;
   one("cache.k", c.cache.k, packed ? 5 : 4,
@@ -180,7 +188,10 @@ void m06_cache_rank(Context& c) {
   one("cache.v", c.cache.v, 4,
       packed ? "[num_pages, num_kv_heads, v_head_dim, page_size]"
       : nhd  ? "[num_pages, page_size, num_kv_heads, v_head_dim]"
-             : "[num_pages, num_kv_heads, page_size, v_head_dim]");
+             : "[num_pages, num_kv_heads, page_size, v_head_dim]",
+      shuffled_values(c) ? "a shuffled V, [num_pages, num_kv_heads, page_size / x, v_head_dim, x], becomes packed by a copy: its "
+                           "axes in the order 0 1 3 2 4, the last two joined"
+                         : "");
 }
 
 bool cache_ranks_ok(const Context& c) { return well_formed(c.cache.k) && well_formed(c.cache.v) && !c.report.broken(M06); }
@@ -251,10 +262,18 @@ void m22_head_dim(Context& c) {
   c.report.add(M22, "cache.k", {}, formatted("head_dim {}", c.sizes.cache_head_dim), formatted("{} as query", c.sizes.head_dim));
 }
 
+/// The layout under which the cache would have as many KV heads as this one has tokens in a page, if these heads fit the query's.
+std::string other_layout(const Context& c) {
+  if (c.cache.layout == CacheLayout::packed || c.sizes.num_q_heads % c.sizes.page_size != 0) return {};
+  return formatted("as layout {} the cache has {} KV heads and pages of {}",
+                   name(c.cache.layout == CacheLayout::nhd ? CacheLayout::hnd : CacheLayout::nhd), c.sizes.page_size,
+                   c.sizes.num_kv_heads);
+}
+
 void m23_group(Context& c) {
   if (!known(c.sizes.num_kv_heads) || !known(c.sizes.num_q_heads) || c.sizes.num_q_heads % c.sizes.num_kv_heads == 0) return;
   c.report.add(M23, "query", {}, formatted("num_q_heads {}", c.sizes.num_q_heads),
-               formatted("a multiple of num_kv_heads {}", c.sizes.num_kv_heads));
+               formatted("a multiple of num_kv_heads {}", c.sizes.num_kv_heads), other_layout(c));
 }
 
 // --- key, value -------------------------------------------------------------------------------------------------------

@@ -255,13 +255,13 @@ void add_index_cases(Cases& cases) {
 }
 
 void add_option_cases(Cases& cases) {
-  cases.push_back(broken_batch("Q-M31", "Q-M31 softmax_scale: 0, expected finite and > 0, or absent for 1 / sqrt(head_dim)",
+  cases.push_back(broken_batch("Q-M31", "Q-M31 softmax_scale: 0, expected finite and > 0; leave it out for 1 / sqrt(head_dim)",
                                [](B& b) { b.options.softmax_scale = 0.0f; }));
-  cases.push_back(broken_batch("Q-M31", "Q-M31 softmax_scale: nan, expected finite and > 0, or absent for 1 / sqrt(head_dim)",
+  cases.push_back(broken_batch("Q-M31", "Q-M31 softmax_scale: nan, expected finite and > 0; leave it out for 1 / sqrt(head_dim)",
                                [](B& b) { b.options.softmax_scale = kNaN; }));
-  cases.push_back(broken_batch("Q-M32", "Q-M32 sliding_window: 0, expected >= 1, or absent for no window",
+  cases.push_back(broken_batch("Q-M32", "Q-M32 sliding_window: 0, expected >= 1; leave it out for no window",
                                [](B& b) { b.options.sliding_window = 0; }));
-  cases.push_back(broken_batch("Q-M33", "Q-M33 logits_soft_cap: inf, expected finite and > 0, or absent for no cap",
+  cases.push_back(broken_batch("Q-M33", "Q-M33 logits_soft_cap: inf, expected finite and > 0; leave it out for no cap",
                                [](B& b) { b.options.logits_soft_cap = kInf; }));
   cases.push_back(broken_batch("Q-M34", "Q-M34 alibi_slopes: f32 [2], expected f32 [4] = [num_q_heads]",
                                [](B& b) { b.options.alibi_slopes.shape[0] = 2; }));
@@ -647,7 +647,7 @@ void add_mask_cases(Cases& cases) {
                                [](B& b) { b.batch.causal = Tensor::contiguous(b.q_begin.data(), DType::i32, 4); }));
   cases.push_back(broken_masks("Q-M42", "Q-M42 causal: options.causal = false beside batch.causal, expected one of the two",
                                [](B& b) { b.options.causal = false; }));
-  cases.push_back(broken_batch("Q-M43", "Q-M43 window_right: -1, expected >= 0, or absent for no window", [](B& b) {
+  cases.push_back(broken_batch("Q-M43", "Q-M43 window_right: -1, expected >= 0; leave it out for no window", [](B& b) {
     b.options.causal = false;
     b.options.window_right = -1;
   }));
@@ -706,8 +706,9 @@ BrokenCase broken_shapes(const char* rule, const char* message, Edit edit) {
 
 void add_shape_cases(Cases& cases) {
   const auto add = [&](const char* rule, const char* message, auto edit) { cases.push_back(broken_shapes(rule, message, edit)); };
-  add("Q-V01", "Q-V01 attention_chunk: 0, expected >= 1, or absent for no chunks", [](B& b) { b.options.attention_chunk = 0; });
-  cases.push_back(broken_batch("Q-V02", "Q-V02 prefix_len: -1, expected >= 0, or absent for no prefix",
+  add("Q-V01", "Q-V01 attention_chunk: 0, expected >= 1; leave it out for no chunks",
+      [](B& b) { b.options.attention_chunk = 0; });
+  cases.push_back(broken_batch("Q-V02", "Q-V02 prefix_len: -1, expected >= 0; leave it out for no prefix",
                                [](B& b) { b.options.prefix_len = -1; }));
   add("Q-V03", "Q-V03 prefix_len: options.prefix_len beside batch.prefix_lens, expected one of the two",
       [](B& b) { b.options.prefix_len = 4; });

@@ -93,6 +93,40 @@ TEST(Halves, OfATableDoNotHideAWrongPage) {
   EXPECT_THAT(ids(b.check()), UnorderedElementsAre("Q-T05", "Q-T03"));
 }
 
+// --- words for layouts -------------------------------------------------------------------------------------------------
+
+/// The cache of the small batch has 2 KV heads and pages of 4: read as hnd, 4 KV heads and pages of 2.
+TEST(Words, ACacheOfTheOtherLayoutIsNamedWhereItsHeadsFit) {
+  SmallBatch b;
+  b.batch.key = b.batch.value = b.batch.slot_mapping = Tensor{};
+  b.cache.k_scale = b.cache.v_scale = Tensor{};
+  b.use_ledger = false;
+  b.depth = Depth::metadata;
+  for (Tensor* t : {&b.batch.query, &b.batch.output}) t->shape[1] = 2;
+  b.batch.lse = b.options.alibi_slopes = b.options.sinks = Tensor{};
+  b.cache.layout = CacheLayout::hnd;
+  EXPECT_THAT(messages(b.check()), ElementsAre("Q-M23 query: num_q_heads 2, expected a multiple of num_kv_heads 4 (as layout nhd "
+                                               "the cache has 2 KV heads and pages of 4)"));
+  std::swap(b.cache.k.shape[1], b.cache.k.shape[2]);
+  std::swap(b.cache.v.shape[1], b.cache.v.shape[2]);
+  b.cache.layout = CacheLayout::nhd;
+  EXPECT_THAT(messages(b.check()), ElementsAre("Q-M23 query: num_q_heads 2, expected a multiple of num_kv_heads 4 (as layout hnd "
+                                               "the cache has 2 KV heads and pages of 4)"));
+}
+
+TEST(Words, AShuffledVIsToldHowItBecomesPacked) {
+  SmallBatch b;
+  b.depth = Depth::metadata;
+  b.cache.layout = CacheLayout::packed;
+  b.cache.k = Tensor::contiguous(b.k.data(), DType::f32, 16, 2, 2, 4, 4);
+  b.cache.v = Tensor::contiguous(b.v.data(), DType::f32, 16, 2, 1, 8, 4);
+  EXPECT_THAT(messages(b.check()), ::testing::Contains(::testing::AllOf(
+                                       ::testing::StartsWith("Q-M06 cache.v: rank 5, expected rank 4 for layout packed"),
+                                       ::testing::HasSubstr("order 0 1 3 2 4"))));
+  b.cache.v.shape[4] = 2;
+  EXPECT_THAT(messages(b.check()), ::testing::Not(::testing::Contains(::testing::HasSubstr("0 1 3 2 4"))));
+}
+
 // --- one page at two places of one request ------------------------------------------------------------------------------
 
 /// The small batch without ledger and slots, whose rules have their own words for such a table.
