@@ -268,16 +268,20 @@ def run(file: Path, cuda: "Path | None", built: "Path | None", update: bool, roo
 
 # --- runs on a GPU ------------------------------------------------------------------------------------------------------------------
 
-def not_run(recorded: Hashes, run: Hashes) -> "tuple[list[str], int]":
+def not_run(recorded: Hashes, run: Hashes, launched: "list[str] | None" = None) -> "tuple[list[str], int]":
     """Lines about kernels whose recorded machine code no GPU has run in that run, and how many there are. `run`: hashes of the library that
-    ran. Architectures that it has no kernels of are left out; a kernel is known by its machine code, whatever its name."""
+    ran; architectures that it has no kernels of are left out, and a kernel is known by its machine code, whatever its name. `launched`:
+    demangled names, if the run has noted which kernels it launched."""
     lines, total = [], 0
+    keys = None if launched is None else {key_of(name) for name in launched}
     for target in sorted(set(recorded) & set(run)):
-        ran = set(run[target]["kernels"].values())
-        missing = [key for key, code in recorded[target]["kernels"].items() if code not in ran]
-        lines.append(f"{target}: {len(recorded[target]['kernels']) - len(missing)} of {len(recorded[target]['kernels'])} kernels have run as they are recorded")
-        lines += [f"  not run since {'it changed' if key in run[target]['kernels'] else 'it came'}: {key}" for key in missing]
-        total += len(missing)
+        kernels, of_run = recorded[target]["kernels"], run[target]["kernels"]
+        ran = {code for key, code in of_run.items() if keys is None or re.sub(r" \(\d+\)$", "", key) in keys}
+        why = {key: "since it changed" if key in of_run and of_run[key] != code else "since it came" if key not in of_run else "in that run"
+               for key, code in kernels.items() if code not in ran}
+        lines.append(f"{target}: {len(kernels) - len(why)} of {len(kernels)} kernels have run as they are recorded")
+        lines += [f"  not run {words}: {key}" for key, words in why.items()]
+        total += len(why)
     return lines, total
 
 
@@ -286,7 +290,7 @@ def check_runs(file: Path, result: Path, strict: bool) -> "tuple[list[str], int]
     run = json.loads(result.read_text()) if result.exists() else {}
     if not run.get("hashes"):
         return [f"{result}: no run on a GPU with hashes of its kernels; bench/gpu/cells.py --json writes one"], int(strict)
-    lines, total = not_run(json.loads(file.read_text()), run["hashes"])
+    lines, total = not_run(json.loads(file.read_text()), run["hashes"], run.get("launched"))
     counts = {kind: sum(row[kind] for row in run["cells"]) for kind in ("cells", "lost", "wrong", "refused")}
     lines.append(f"last run: {run['date']}, commit {run['commit']}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
     return lines, int(strict and (total > 0 or counts["lost"] + counts["wrong"] + counts["refused"] > 0))
@@ -342,6 +346,9 @@ def runs_self_test() -> "list[str]":
     missed = [] if total == 1 and "not run since it changed: g" in text and "sm_1: 2 of 3" in text and "gfx1" not in text else [f"kernels not run: {text}"]
     if not_run(recorded, {"sm_1": recorded["sm_1"]})[1] or "it came: f" not in "\n".join(not_run(recorded, {"sm_1": {"kernels": {}}})[0]):
         missed.append("kernels not run: all or none")
+    some = not_run(recorded, {"sm_1": recorded["sm_1"]}, ["void a::f(int)", "a::h(int)"])
+    if some[1] != 1 or "not run in that run: g" not in "\n".join(some[0]):
+        missed.append(f"kernels not launched: {some}")
     nowhere = Path("no such file")
     return missed + [f"strict {strict}: no run" for strict in (False, True) if check_runs(nowhere, nowhere, strict)[1] != strict]
 

@@ -23,7 +23,7 @@ REGISTER = r"%(?:rd|rs|rq|r|fd|f|hh|h|b|p)\d+\b"
 # Instructions whose first operand is read. Of all others the first operand, or each of a list, is written.
 READS_ALL = ("st.", "red.", "bar.sync", "bar.warp", "bar.arrive", "barrier", "bra", "ret", "prefetch", "cp.", "mbarrier.init", "mbarrier.inval", "fence", "membar", "trap", "brx",
              "stmatrix", "discard", "nanosleep", "griddepcontrol", "wgmma.fence", "wgmma.commit", "wgmma.wait", "setmaxnreg")
-KERNEL = re.compile(r"\.(?:entry|func)\b[^{;]*?\b([\w$]+)\s*\([^{]*?\n\{(.*?)\n\}", re.DOTALL)
+HEAD = re.compile(r"^[.\w ]*\.(?:entry|func)\b[^{;]*?\b([\w$]+)\s*\([^{;]*?\{", re.MULTILINE)
 
 
 def written(operation: str, operands: str) -> "list[str]":
@@ -59,7 +59,8 @@ def unwritten(body: str) -> "dict[str, str]":
 
 def complaints(ptx: str) -> "list[str]":
     """One line for each kernel with such registers."""
-    kernels = KERNEL.findall(ptx)
+    _, *parts = HEAD.split(ptx)  # a body reaches to the next head: inline assembly has braces of its own
+    kernels = list(zip(parts[::2], parts[1::2]))
     found = [f"{name}: no instruction writes {register}, which \"{' '.join(reader.split())}\" reads"
              for name, body in kernels for register, reader in list(unwritten(body).items())[:1]]
     return found or ([] if kernels else ["no kernels in this PTX"])
@@ -81,6 +82,9 @@ GOOD = """
 	ld.param.u64 %rd1, [good_param_0];
 	cvta.to.global.u64 	%rd2, %rd1;
 	{ add.s64 %rd4, %rd2, 2;}
+	{ .reg .pred q;
+	add.s64 %rd6, %rd4, 2;
+}
 	setp.eq.s64 	%p1, %rd4, 0;
 	@%p1 bra 	$L__BB0_2;
 	ld.global.v2.u32 	{%r1, %r2}, [%rd4];

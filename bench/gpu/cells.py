@@ -139,6 +139,19 @@ def kernel_hashes_of_library() -> "dict[str, Any]":
         return {}
 
 
+def report_kernels(hashes: "dict[str, Any]", totals: workers.Totals, before: "Path | None") -> None:
+    """What this run says of kernels, and which of them the run of `before` had otherwise or not at all."""
+    import kernel_hashes
+
+    if not hashes:
+        return
+    lines, total = kernel_hashes.not_run(hashes, hashes, sorted(totals.launched) or None)
+    print(f"kernels of the library that this run did not launch: {total}" if totals.launched else "launches were not noted")
+    print("\n".join(lines[:60]))
+    if before and before.exists() and (old := json.loads(before.read_text()).get("hashes")):
+        print("changed since the run before:\n" + "\n".join(kernel_hashes.not_run(hashes, old)[0]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cpu", "cuda", "hip"), default="cuda")
@@ -147,6 +160,7 @@ def main() -> int:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--every", type=int, default=1, help="only each such cell")
     parser.add_argument("--one", type=int, help="the verdict on one cell, as JSON")
+    parser.add_argument("--without-profile", action="store_true", help="do not note which kernels are launched (torch.profiler does)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     for name in ("--seed", "--count", "--step"):
         parser.add_argument(name, type=int, default=0, help=argparse.SUPPRESS)
@@ -154,21 +168,24 @@ def main() -> int:
     cells = all_cells()
     if args.worker:
         numbers = (number for number in range(args.seed, args.seed + args.count, args.step) if number % args.every == 0)
-        return workers.say(numbers, lambda number: ask(number, args.backend))
+        say_all = functools.partial(workers.say, numbers, lambda number: ask(number, args.backend))
+        return workers.say_launched(say_all) if args.backend == "cuda" and not args.without_profile else say_all()
     if args.one is not None:
         print(json.dumps({"cell": cells[args.one], **ask(args.one, args.backend)}))
         return 0
     begin = time.monotonic()
-    words = [sys.executable, __file__, "--backend", args.backend, "--every", str(args.every)]
+    words = [sys.executable, __file__, "--backend", args.backend, "--every", str(args.every), *["--without-profile"] * args.without_profile]
     totals = workers.share_out(words, 0, len(cells), args.workers)
     seconds = time.monotonic() - begin
     report(cells, totals, seconds)
+    hashes = kernel_hashes_of_library()
+    report_kernels(hashes, totals, args.json)
     if args.json:
         found = {"backend": args.backend, "date": datetime.date.today().isoformat(), "commit": args.commit, "seconds": round(seconds),
                  "asked": totals.done, "cells": table(cells, totals), "by_kernel": dict(sorted(totals.kernels.items())),
                  "largest_error_of_tolerance": round(totals.worst[0], 3),
                  "findings": {kind: [{**cells[each["number"]], **each} for each in totals.found[kind][:40]] for kind in COLUMNS[1:]},
-                 "hashes": kernel_hashes_of_library()}  # fmt: skip
+                 "launched": sorted(totals.launched) or None, "hashes": hashes}  # fmt: skip
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 1 if totals.bad() else 0
 

@@ -40,6 +40,12 @@ def test_batches_of_every_family_are_right():
     assert "60 batches" in said.stdout and "lost 0  wrong 0  refused 0" in said.stdout, said.stdout
 
 
+def test_cells_of_types_scales_and_layouts_are_right():
+    cells = FOLDER.parents[1] / "bench" / "gpu" / "cells.py"
+    said = subprocess.run([sys.executable, cells, "--backend", "cpu", "--workers", "2", "--every", "397"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0 and "17 of 6607 cells asked" in said.stdout, said.stdout + said.stderr
+
+
 def test_a_seed_makes_its_batch_again_and_fields_can_be_left_out():
     for seed in range(20):
         one, again, fewer = batches.make(seed), batches.make(seed), batches.make(seed, frozenset(["sinks", "alibi", "tree"]))
@@ -217,7 +223,8 @@ def test_element_types_agree_with_ml_dtypes():
     for dtype, name in views.ML_NAMES.items():
         kind = getattr(ml_dtypes, name)
         codes = np.arange(65536 if dtype == "bf16" else 256).astype(elements.bits_type(dtype))
-        assert np.array_equal(elements.decode(codes, dtype), codes.view(kind).astype(np.float64), equal_nan=True), dtype
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            assert np.array_equal(elements.decode(codes, dtype), codes.view(kind).astype(np.float64), equal_nan=True), dtype
         fits = np.abs(values) <= elements.LARGEST.get(dtype, np.inf)
         assert np.array_equal(elements.encode(values[fits], dtype), values[fits].astype(kind).view(codes.dtype)), dtype
     assert np.array_equal(elements.encode(values[np.abs(values) <= 6], "nvfp4"), values[np.abs(values) <= 6].astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
