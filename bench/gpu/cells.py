@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every cell of query type x K type x V type x scale form x layout, through attend() by each kernel that takes it, and append().
 
-A cell is legal if the contract allows it, which a CPU serves. Batches, oracle, quantiser and worker processes are those of fuzz/gpu: one
+A cell is legal if the contract allows it, which a CPU serves. Behind the cells come some random batches with masks, latent rows and wide
+head_dims, so that every kernel is launched. Batches, oracle, quantiser and worker processes are those of fuzz/gpu: one
 that loses the device names its cell. On an H100 with 16 processors it takes about a minute:
 
     python3 bench/gpu/cells.py --backend cuda --workers 12 --json bench/results/h100-cells.json --commit $(git rev-parse --short HEAD)
@@ -38,6 +39,7 @@ import workers  # noqa: E402
 MASKS = frozenset(["window_right", "chunk", "prefix", "spans", "tree", "q_begin", "key_begin", "causal", "huge", "out_type"])
 FORMS = ("none", "scalar", "one", "head", "token")
 COLUMNS = ("cells", "lost", "wrong", "refused")
+RANDOM_BATCHES = 3000
 DIMS = (64, 128, 32, 96)  # of cells in turn: all types' blocks and words divide them
 
 
@@ -57,7 +59,7 @@ def legal_types(query: str) -> "list[tuple[str, str]]":
 
 @functools.lru_cache(None)
 def all_cells() -> "list[dict[str, str]]":
-    """Each one's op, types, form of scales and layout. The form is V's where K has none such, and no other where both have it not."""
+    """Each one's op, types, form of scales and layout, and behind them the random batches. The form is V's where K has none such."""
     found = []
     for op, query in [("attend", q) for q in ("f32", "f16", "bf16", "fp8_e4m3fn")] + [("append", q) for q in ("f32", "f16", "bf16")]:
         for (k, v), form, layout in itertools.product(legal_types(query), FORMS, batches.LAYOUTS):
@@ -65,7 +67,7 @@ def all_cells() -> "list[dict[str, str]]":
             if (layout == "packed" and narrow) or not (legal_form(k, form) or legal_form(v, form)):
                 continue
             found.append({"op": op, "query": query, "k": k, "v": v, "scales": form, "layout": layout})
-    return found
+    return found + [{"op": "random", "query": "any", "k": "any", "v": "any", "scales": "any", "layout": "any"}] * RANDOM_BATCHES
 
 
 def sides_of(cell: "dict[str, str]", number: int) -> batches.Sides:
@@ -85,17 +87,17 @@ def ask(number: int, backend: str) -> "dict[str, Any]":
 
     quire.set_num_threads(1)
     cell, library = all_cells()[number], views.library(backend)
-    batch = batches.make(number, MASKS, "any", sides_of(cell, number))
+    batch = batches.make(number, MASKS, "any", sides_of(cell, number)) if cell["op"] != "random" else batches.make(number)
     result = calls.Result()
     try:
         if cell["op"] == "append":
             calls.run_append(calls.Call(batch, library), library, result, cell["query"])
         else:
-            result = calls.run(batch, library, backend, append=False)
+            result = calls.run(batch, library, backend, append=cell["op"] == "random")
     except Exception as error:
         return {"lost": f"{type(error).__name__}: {error}", "fields": batch.fields()}
     kinds = {kind: said for kind, said in (("wrong", result.wrong), ("refused", result.refused)) if said}
-    return {"kernels": result.kernels, "worst": result.worst, **kinds, "fields": batch.fields()}
+    return {"kernels": result.kernels, "worst": result.worst, **kinds, "fields": batch.fields() if kinds else []}
 
 
 def table(cells: "list[dict[str, str]]", totals: workers.Totals) -> "list[dict[str, Any]]":
@@ -113,7 +115,7 @@ def report(cells: "list[dict[str, str]]", totals: workers.Totals, seconds: float
     print(f"{'op':8} {'query':12}" + "".join(f"{column:>9}" for column in COLUMNS))
     for row in table(cells, totals):
         print(f"{row['op']:8} {row['query']:12}" + "".join(f"{row[column]:9}" for column in COLUMNS))
-    print(f"{totals.done} of {len(cells)} cells asked in {seconds:.0f} s; by kernel: "
+    print(f"{totals.done} of {len(cells)} asked in {seconds:.0f} s; by kernel: "
           + "  ".join(f"{name} {count}" for name, count in sorted(totals.kernels.items())))  # fmt: skip
     print(f"largest error: {totals.worst[0]:.2f} of the tolerance")
     for kind in COLUMNS[1:]:
@@ -159,6 +161,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--every", type=int, default=1, help="only each such cell")
+    parser.add_argument("--without-random", action="store_true", help="the cells alone")
     parser.add_argument("--one", type=int, help="the verdict on one cell, as JSON")
     parser.add_argument("--without-profile", action="store_true", help="do not note which kernels are launched (torch.profiler does)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -175,7 +178,7 @@ def main() -> int:
         return 0
     begin = time.monotonic()
     words = [sys.executable, __file__, "--backend", args.backend, "--every", str(args.every), *["--without-profile"] * args.without_profile]
-    totals = workers.share_out(words, 0, len(cells), args.workers)
+    totals = workers.share_out(words, 0, len(cells) - RANDOM_BATCHES * args.without_random, args.workers)
     seconds = time.monotonic() - begin
     report(cells, totals, seconds)
     hashes = kernel_hashes_of_library()
