@@ -99,6 +99,16 @@ def fake_vllm(monkeypatch):
     return types.SimpleNamespace(module=modules["vllm"], platform=Platform, enum=AttentionBackendEnum, overrides=overrides)
 
 
+@pytest.fixture(autouse=True)
+def shared_memory(tmp_path_factory, monkeypatch):
+    """The folder that stands for /dev/shm."""
+    from quire_vllm.audit import report
+
+    folder = tmp_path_factory.mktemp("shm")
+    monkeypatch.setattr(report, "_SHARED_MEMORY", str(folder))
+    return folder
+
+
 @pytest.fixture
 def full_disk():
     """``with full_disk():`` every write to a file fails behind its first byte, for root as well. Pipes and memory are as they were."""

@@ -38,7 +38,20 @@ def test_an_alarm_on_a_full_disk_is_logged_kept_and_written_when_there_is_room(t
     (read,) = read_reports(str(tmp_path / "audit"))
     assert [alarm["kind"] for alarm in read["alarms"]] == ["memory", "tables"]
     assert read["counts"] == {"memory": 1, "tables": 1}
-    assert read["errors"] == {"report": 2}
+    assert read["errors"] == {"report": 2, "report in memory": 2}
+
+
+def test_an_alarm_behind_which_no_step_comes_is_written_all_the_same(tmp_path, monkeypatch, full_disk):
+    monkeypatch.setattr("quire_vllm.audit.report._RETRY_SECONDS", 0.3)
+    report = Report(str(tmp_path / "audit"), captures=0)
+    with full_disk():
+        report.alarm(_alarm())
+    tried = threading.Event()
+    for _ in range(100):
+        if read_reports(report.folder):
+            break
+        tried.wait(0.1)
+    assert read_reports(report.folder)[0]["counts"] == {"memory": 1}
 
 
 def test_a_full_disk_leaves_the_last_report_whole(tmp_path, full_disk):
@@ -89,7 +102,7 @@ def test_a_capture_that_finds_no_room_costs_no_diagnosis_and_no_later_capture(tm
     alarm = report.alarms[0]
     assert alarm.capture == ""
     assert alarm.diagnosis
-    assert report.boundary.errors == {"capture": 1, "report": 1}
+    assert report.boundary.errors == {"capture": 1, "report": 1, "report in memory": 1}
     assert _files(tmp_path) == []
     report.alarm(_alarm("kernel", "req-2"), _problem())
     assert quire.read_capture(report.alarms[1].capture).observed is not None
@@ -147,10 +160,32 @@ def test_reports_of_many_processes_are_summed(tmp_path, metrics):
     assert found["quire_audit_unreadable_reports"] == {"": 100}
 
 
-def test_failures_that_could_not_be_written_are_in_metrics(tmp_path, metrics):
-    report = Report(str(_under_a_file(tmp_path)), captures=0)
+def test_what_could_not_be_written_is_in_the_metrics_of_another_process(tmp_path, metrics, shared_memory):
+    folder = _under_a_file(tmp_path)
+    report = Report(str(folder), captures=0)
     report.alarm(_alarm())
-    assert metrics(Collector(report.folder, report.boundary))["quire_audit_errors"] == {"report": 1}
+    found = metrics(Collector(report.folder))  # knows no more than the files
+    assert found["quire_audit_alarms"]["memory"] == 1
+    assert found["quire_audit_errors"] == {"report": 1}
+    (tmp_path / "file").unlink()
+    report.write()
+    assert _files(folder) == [f"audit-{os.getpid()}.json"]
+    assert [path for path in shared_memory.rglob("*") if path.is_file()] == []
+    assert metrics(Collector(report.folder))["quire_audit_alarms"]["memory"] == 1
+
+
+def test_a_folder_in_shared_memory_that_another_user_made_is_not_used(tmp_path, shared_memory, metrics):
+    report = Report(str(_under_a_file(tmp_path)), captures=0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    from quire_vllm.audit.report import _spare_folder
+
+    os.symlink(elsewhere, _spare_folder(report.folder))
+    report.alarm(_alarm())
+    assert report.boundary.errors == {"report": 1, "report in memory": 1}
+    assert _files(elsewhere) == []
+    (elsewhere / "audit-1.json").write_text(json.dumps(_GOOD))
+    assert metrics(Collector(report.folder))["quire_audit_alarms"]["kernel"] == 0
 
 
 def test_own_failures_are_counted_once(tmp_path, metrics, full_disk):
@@ -158,7 +193,7 @@ def test_own_failures_are_counted_once(tmp_path, metrics, full_disk):
     with full_disk():
         report.write()
     report.write()
-    assert metrics(Collector(report.folder, report.boundary))["quire_audit_errors"] == {"report": 1}
+    assert metrics(Collector(report.folder, report.boundary))["quire_audit_errors"] == {"report": 1, "report in memory": 1}
 
 
 def test_a_collector_that_breaks_leaves_the_others_metrics_alone(tmp_path, caplog):

@@ -2,7 +2,8 @@
 """Alarms: their kinds, what is said about each, the file that a process writes, and the counters of /metrics.
 
 A disk may be full, read-only or gone, and other processes leave what files they like: none of that reaches an engine's step. Alarms stay
-in memory, and the next report that can be written has them.
+in memory, and the next report that can be written has them. Meanwhile the report stands in a folder of shared memory, because /metrics
+is answered by another process, which knows of files alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import glob
+import hashlib
 import json
 import logging
 import math
@@ -33,6 +35,8 @@ KINDS = {
     "values": "a value is not finite",
 }
 _KEPT = 100  # alarms that a report holds in full
+_SHARED_MEMORY = "/dev/shm"  # a file system of every Linux, in containers as well; without it such reports are not written
+_RETRY_SECONDS = 10.0  # after which a report that could not be written is tried again; fewer only make more log lines
 _ALARM_SECONDS = 1.0  # between two writes of a report for alarms that repeat
 
 _log = logging.getLogger("vllm.quire")
@@ -112,7 +116,18 @@ class Report:
                 self._write_in(left)
                 return
             self._tried = time.monotonic()
-            self._put()
+            with self.boundary("report") as written:
+                self._put(self.folder)
+            spare = _spare_folder(self.folder)
+            if not written.failed:
+                _remove(os.path.join(spare, _name()))
+                return
+            self._write_in(_RETRY_SECONDS)  # no step may follow
+            with self.boundary("report in memory"):
+                os.makedirs(spare, mode=0o700, exist_ok=True)
+                if not _is_own(spare):
+                    raise PermissionError(f"{spare} is another user's")
+                self._put(spare)
 
     def _write_in(self, seconds: float) -> None:
         """The steps behind the last one that wrote must not be lost when the engine has nothing more to do."""
@@ -127,18 +142,37 @@ class Report:
             self._later = None
         self.write()
 
-    def _put(self) -> None:
-        path = os.path.join(self.folder, f"audit-{os.getpid()}.json")
+    def _put(self, folder: str) -> None:
+        path = os.path.join(folder, _name())
         text = json.dumps({"pid": os.getpid(), **self.facts, "counts": dict(self.counts), "errors": dict(self.boundary.errors),
                            "worst_ratio": self.worst, "alarms": [dataclasses.asdict(a) for a in list(self.alarms)]}, indent=1)  # fmt: skip
-        os.makedirs(self.folder, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         try:
             with open(path + ".new", "w", encoding="utf-8") as file:
                 file.write(text + "\n")
             os.replace(path + ".new", path)
         finally:
-            with contextlib.suppress(OSError):  # it is gone, if all went well
-                os.remove(path + ".new")
+            _remove(path + ".new")  # it is gone, if all went well
+
+
+def _name() -> str:
+    return f"audit-{os.getpid()}.json"
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.remove(path)
+
+
+def _spare_folder(folder: str) -> str:
+    """The folder in shared memory for reports that ``folder`` does not take."""
+    key = hashlib.sha256(os.path.abspath(folder).encode()).hexdigest()[:16]
+    return os.path.join(_SHARED_MEMORY, f"quire_audit-{os.geteuid()}-{key}")
+
+
+def _is_own(path: str) -> bool:
+    """Whether this user made the folder: in shared memory anybody may have been first."""
+    return os.path.isdir(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid()
 
 
 def _told(diagnosis: Any) -> str:
@@ -156,7 +190,10 @@ def read_reports(folder: str) -> list[dict[str, Any]]:
 
 
 def _paths(folder: str) -> list[str]:
-    return sorted(glob.glob(os.path.join(glob.escape(folder), "audit-*.json")))
+    """One path a process: a report in shared memory is newer than what stands in ``folder``."""
+    folders = [folder, *filter(_is_own, [_spare_folder(folder)])]
+    found = (path for each in folders for path in glob.glob(os.path.join(glob.escape(each), "audit-*.json")))
+    return sorted({os.path.basename(path): path for path in found}.values())
 
 
 def _read(path: str) -> dict[str, Any] | None:
@@ -174,10 +211,13 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 class Collector:
-    """The sums of a folder's reports, as prometheus_client asks for them: workers count, and the API server answers /metrics."""
+    """The sums of a folder's reports, as prometheus_client asks for them: workers count, and the API server answers /metrics.
+
+    ``boundary``: of this process, whose own failures are taken from it, and not from its report."""
 
     def __init__(self, folder: str, boundary: Boundary | None = None):
         self.folder, self.boundary = folder, boundary or Boundary()
+        self._counted = None if boundary is None else os.getpid()
 
     def collect(self) -> list[Any]:
         """Raises nothing: vLLM's own metrics are in the same answer."""
@@ -205,10 +245,9 @@ class Collector:
         return [alarms, errors, *sums, broken]
 
     def _errors(self, reports: list[dict[str, Any]]) -> collections.Counter[str]:
-        """This process's own failures come from memory, because they may be why its report is not on the disk."""
         total = collections.Counter(dict(self.boundary.errors))
         for report in reports:
-            if report.get("pid") != os.getpid():
+            if report.get("pid") != self._counted:
                 total.update(report.get("errors", {}))
         return total
 
