@@ -65,18 +65,15 @@ class Call:
     def objects(self) -> tuple[Any, Any, Any]:
         """Batch, cache and options, with an output of their own."""
         batch = self.batch
-        memory = batch.outputs.build(0, False)
-        memory[:] = FILL
-        placed = self.library.place(memory)
+        placed = self.library.filled(batch.outputs.bytes(), FILL)
         self.outputs.append(placed)
         made = {name: self.library.view(placed, view) for name, view in batch.outputs.views.items()}
         inputs = {name: tensor for name, tensor in self.tensors.items() if name not in ELSEWHERE}
         keywords = self.planted("batch", {**inputs, **made, "padding": batch.given["padding"]})
         return quire.Batch(**keywords), quire.KVCache(**self.keywords["cache"]), quire.Options(**self.keywords["options"])
 
-    def observed(self, which: int) -> tuple[np.ndarray, np.ndarray | None, bool]:
+    def observed(self, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, bool]:
         """Output in fp64, lse, and whether a byte beside them changed."""
-        memory = np.array(self.library.back(self.outputs[which]))
         views = self.batch.outputs.views
         self.planted("memory", {"memory": memory, "views": views, "batch": self.batch})
         found = {name: in_bits(memory, view, self.library.backwards).copy() for name, view in views.items()}
@@ -92,10 +89,10 @@ def filled(view: View) -> Any:
     return np.full(kind.itemsize, FILL, np.uint8).view(kind)[0]
 
 
-def judge(call: Call, which: int, plan: Any, answer: oracle.Answer, what: str, result: Result) -> None:
+def judge(call: Call, memory: np.ndarray, plan: Any, answer: oracle.Answer, what: str, result: Result) -> None:
     """Compares one call's output with the oracle's. Rows that a plan may round weights of have the wider tolerance."""
     batch, dtype = call.batch, call.batch.sides.out
-    out, lse, stray = call.observed(which)
+    out, lse, stray = call.observed(memory)
     tokens = batch.tokens
     tolerance = answer.out_tolerance.copy()
     for r, rows in enumerate(batch.q_lens):
@@ -126,8 +123,8 @@ def judge(call: Call, which: int, plan: Any, answer: oracle.Answer, what: str, r
         result.wrong.append(f"{what}: bytes between the rows of output or lse were written")
 
 
-def run_attend(call: Call, how: str, kernel: str | None, settings: dict[str, Any], result: Result, answer: oracle.Answer) -> None:
-    """One way to the same answer: attend (plans for itself), plan (one plan, given), or bind."""
+def run_attend(call: Call, how: str, kernel: str | None, settings: dict[str, Any], result: Result) -> tuple[Any, str]:
+    """One way to the same answer: attend (plans for itself), plan (one plan, given), or bind. The plan, and the way in words."""
     b, c, o = call.objects()
     rows: dict[str, int] = {}
     plan = quire.plan(b, c, o, kernel=kernel, **settings)
@@ -141,11 +138,12 @@ def run_attend(call: Call, how: str, kernel: str | None, settings: dict[str, Any
         if call.library.name != "cpu":
             quire.synchronize()
     result.kernels.update({name: 1 for name, count in rows.items() if count} or {plan.kernel: 1})
-    judge(call, len(call.outputs) - 1, plan, answer, f"{how} {plan.kernel} {settings or ''}".strip(), result)
+    return plan, f"{how} {plan.kernel} {settings or ''}".strip()
 
 
 def kernels_that_take(call: Call, backend: str, settings: dict[str, Any]) -> list[str]:
     b, c, o = call.objects()
+    call.outputs.pop()
     taken = []
     for kernel in kernels_of(backend):
         with contextlib.suppress(quire.UnsupportedError):
@@ -161,7 +159,7 @@ def kernels_of(backend: str) -> list[str]:
 def run(batch: Batch, library: Any, backend: str, fault: Fault | None = None, bind: bool = True, all_kernels: bool = True, append: bool = True) -> Result:
     """All ways of a batch, or attend() and append() alone. Errors of a valid batch count as refusals; those of the device come out."""
     result, random = Result(), np.random.default_rng([batch.seed, 77])
-    call, answer = Call(batch, library, fault), oracle.attend(batch)
+    call, done = Call(batch, library, fault), []
     settings = [{}, {}, {"exact_weights": True}, {"batch_invariant": True}][int(random.integers(0, 4))]
     ways: list[tuple[str, str | None, dict[str, Any]]] = [("attend", None, {})] if random.random() < 0.5 else [("plan", None, settings)]
     try:
@@ -173,11 +171,14 @@ def run(batch: Batch, library: Any, backend: str, fault: Fault | None = None, bi
         return result
     for how, kernel, set_so in ways:
         try:
-            run_attend(call, how, kernel, set_so, result, answer)
+            done.append((run_attend(call, how, kernel, set_so, result), call.outputs[-1]))
         except quire.DeviceError:
             raise
         except quire.Error as error:
             result.refused.append(f"{how} {kernel or ''}: {type(error).__name__}: {error}")
+    answer = oracle.attend(batch)
+    for ((plan, what), _), memory in zip(done, library.back([memory for _, memory in done])):
+        judge(call, memory, plan, answer, what, result)
     if append:
         run_append(call, library, result)
     return result
@@ -192,10 +193,10 @@ def run_append(call: Call, library: Any, result: Result, dtype: str | None = Non
     memory = library.place(rows.arena.build(call.poison, library.backwards))
     key, value, slots = (library.view(memory, rows.arena.views[name]) for name in ("key", "value", "slots"))
     call.planted("append", {"key": key, "value": value, "slots": slots, "rows": rows})
-    before = np.array(library.back(call.inputs))
+    before = library.back([call.inputs])[0]
     try:
         quire.append(quire.KVCache(**call.keywords["cache"]), key, value, slots)
-        after = np.array(library.back(call.inputs))
+        after = library.back([call.inputs])[0]
     except quire.DeviceError:
         raise
     except quire.Error as error:

@@ -99,9 +99,12 @@ class Arena:
         of.reversed_axis = -1
         self.views[name] = dataclasses.replace(of, shape=shape)
 
+    def bytes(self) -> int:
+        return -(-max(1, self.size) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+
     def build(self, poison: int, backwards: bool) -> np.ndarray:
         """`backwards`: axes that are reversed are so; else they are stored forwards."""
-        memory = np.full(-(-max(1, self.size) // ALIGNMENT) * ALIGNMENT + ALIGNMENT, poison, np.uint8)
+        memory = np.full(self.bytes(), poison, np.uint8)
         for name, values in self.values.items():
             in_bits(memory, self.views[name], backwards)[...] = values
         return memory
@@ -138,8 +141,11 @@ class Numpy:
             return array.view(np.int8)
         return array.view(getattr(ml_dtypes, ML_NAMES[view.dtype])) if view.dtype in ML_NAMES else array
 
-    def back(self, memory: np.ndarray) -> np.ndarray:
-        return memory
+    def filled(self, size: int, byte: int) -> np.ndarray:
+        return np.full(size, byte, np.uint8)
+
+    def back(self, memories: list[np.ndarray]) -> list[np.ndarray]:
+        return [memory.copy() for memory in memories]
 
 
 class Torch:
@@ -159,8 +165,12 @@ class Torch:
         kind = getattr(self.torch, TORCH_NAMES.get(view.dtype, "uint8"))
         return self.torch.as_strided(memory.view(kind), view.shape, view.strides, view.offset if np.prod(view.shape) else 0)
 
-    def back(self, memory: Any) -> np.ndarray:
-        return memory.cpu().numpy()
+    def filled(self, size: int, byte: int) -> Any:
+        return self.torch.full((size,), byte, dtype=self.torch.uint8, device=self.name)
+
+    def back(self, memories: list[Any]) -> list[np.ndarray]:
+        """Copies in host memory, of pieces of one size: one transfer, and one wait."""
+        return list(self.torch.cat(memories).cpu().numpy().reshape(len(memories), -1)) if memories else []
 
 
 def library(backend: str) -> Numpy | Torch:
