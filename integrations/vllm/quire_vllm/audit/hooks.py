@@ -48,7 +48,9 @@ def install() -> None:
 
 def boundary() -> Boundary:
     """The process's boundary between audit and engine."""
-    return _state.setdefault("boundary", Boundary())
+    if "boundary" not in _state:
+        _state["boundary"] = Boundary()
+    return _state["boundary"]
 
 
 def _boundary(kind: str) -> Any:
@@ -219,23 +221,24 @@ def _audited_impl(base: type, backend: type) -> type:
             if a is None:
                 write(layer, key, value, kv_cache, slot_mapping)
                 return
-            with _boundary("layer"):
-                if a.wants(layer.layer_name):
+            wanted = a.wants(layer.layer_name)
+            if wanted:
+                with _boundary("layer"):
                     _known(a, self, layer, kv_cache, key.dtype, write)
             _planted("on_write", write, a, layer.layer_name, write)(layer, key, value, kv_cache, slot_mapping)
-            with _boundary("write"):
-                _see_written(a, layer.layer_name, key, value, kv_cache)
+            if wanted:
+                with _boundary("write"):
+                    _see_written(a, layer.layer_name, key, value, kv_cache)
 
         def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
             a, forward = _inside() if attn_metadata is not None else None, super().forward
             if a is not None:
                 forward = _planted("on_attention", forward, a, layer.layer_name, self, forward)
             result = forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            if a is not None:
+            tables = getattr(attn_metadata, _MARK, None) if a is not None else None
+            if tables is not None:
                 with _boundary("attention"):
-                    tables = getattr(attn_metadata, _MARK, None)
-                    if tables is not None:
-                        _visit(a, self, layer, Call(query, key, value, kv_cache, output, tables), super().do_kv_cache_update)
+                    _visit(a, self, layer, Call(query, key, value, kv_cache, output, tables), super().do_kv_cache_update)
             return result
 
     return type(f"Audited{base.__name__}", (Impl,), {})
@@ -243,13 +246,12 @@ def _audited_impl(base: type, backend: type) -> type:
 
 def _see_written(a: Auditor, name: str, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor) -> None:
     tables = _state.get("tables", {}).get(_group(name))
-    if name in a.layers and a.wants(name) and tables is not None and tables.step == a.statement.step:
+    if name in a.layers and tables is not None and tables.step == a.statement.step:
         a.see_written(a.layers[name], key, value, kv_cache, tables)
 
 
 def _visit(a: Auditor, impl: Any, layer: Any, call: Call, write: Any) -> None:
-    with _boundary("values"):
-        a.see_output(layer.layer_name, call.output, call.tables)
+    a.see_output(layer.layer_name, call.output, call.tables)
     if a.wants(layer.layer_name):
         watched = _known(a, impl, layer, call.kv_cache, call.query.dtype, write)
         if watched is not None:

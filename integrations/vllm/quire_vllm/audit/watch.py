@@ -162,9 +162,10 @@ class Auditor:
     def see_output(self, layer: str, output: torch.Tensor, tables: Tables) -> None:
         """Keeps whether the last layer's output is finite; other layers' outputs are not looked at."""
         if layer == self._last and self._values_turn:
-            begun = self.budget.now()
-            self.values.see(output, tables)
-            self.budget.pay("statement", begun)
+            with self.boundary("values"):
+                begun = self.budget.now()
+                self.values.see(output, tables)
+                self.budget.pay("statement", begun)
 
     # Tables.
 
