@@ -6,8 +6,9 @@
 //   3. If they are not, plan() refuses, with the status of the findings. For a query on a device it reads no table, and may
 //      refuse with those of depth metadata.
 //   4. append() and merge() succeed exactly if their checks are clean.
-//   5. Key lists keep the laws of list_laws.h.
-//   6. diagnose() finds the one wrong element of an output, and reduce_case() makes a clean case of pages of the cache.
+//   5. If the tables are clean, plan_cascade() and attend_cascade() succeed, and agree with the reference as attend() does.
+//   6. Key lists keep the laws of list_laws.h.
+//   7. diagnose() finds the one wrong element of an output, and reduce_case() makes a clean case of pages of the cache.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,7 @@
 
 #include "batch_from_bytes.h"
 #include "list_laws.h"
+#include "quire/cascade.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/plan.hpp"
 
@@ -26,7 +28,7 @@ namespace quire::fuzz {
 /// How often the interesting paths were taken: a fuzzer that never gets through proves nothing.
 struct Tally {
   std::int64_t clean = 0, refused = 0, compared = 0, appended = 0, merged = 0;
-  std::int64_t lists_clean = 0, lists_compared = 0;
+  std::int64_t lists_clean = 0, lists_compared = 0, cascades = 0;
 };
 
 class SerialExecutor final : public Executor {
@@ -61,6 +63,25 @@ inline std::string attend_law(FuzzBatch& f, bool contents_clean, Tally& tally) {
   return comparison.ok ? "" : "clean, but wrong: " + comparison.text;
 }
 
+/// `tally.cascades` counts calls whose requests share pages.
+inline std::string cascade_law(FuzzBatch& f, bool contents_clean, Tally& tally) {
+  const Result<Cascade> planned = plan_cascade(f.batch, f.cache, f.options, {.plan = {.num_threads = 1}, .always = true});
+  if (!planned.ok()) return "tables clean, but plan_cascade: " + planned.status().message();
+  const std::size_t size = workspace_bytes(planned.value());
+  const std::unique_ptr<std::byte, FreeAligned> workspace(static_cast<std::byte*>(::operator new[](size, std::align_val_t{64})));
+  std::memset(workspace.get(), 0xFF, size);
+  SerialExecutor executor;
+  const Status status =
+      attend_cascade(planned.value(), f.batch, f.cache, f.options, std::span(workspace.get(), size), {.executor = &executor});
+  if (!status.ok()) return "tables clean, but attend_cascade: " + status.message();
+  tally.cascades += planned->shared.shares();
+  if (!contents_clean || !f.tame_values) return {};
+  const Result<Reference> expected = reference(f.batch, f.cache, f.options);
+  if (!expected.ok()) return "tables clean, but reference: " + expected.status().message();
+  const Comparison comparison = compare(f.batch.output, f.batch.lse, expected.value());
+  return comparison.ok ? "" : "clean, but a cascade is wrong: " + comparison.text;
+}
+
 inline std::string broken_batch_law(FuzzBatch& f, Tally& tally) {
   const Findings metadata = f.check(Depth::metadata), tables = f.check(Depth::tables), contents = f.check(Depth::contents);
   if (metadata.total > tables.total || tables.total > contents.total) return "a deeper check found less";
@@ -68,7 +89,8 @@ inline std::string broken_batch_law(FuzzBatch& f, Tally& tally) {
   const Findings without_ledger = check(f.batch, f.cache, f.options, Depth::tables);
   if (without_ledger.ok()) {
     ++tally.clean;
-    return attend_law(f, contents.ok(), tally);
+    if (std::string text = attend_law(f, contents.ok(), tally); !text.empty()) return text;
+    return cascade_law(f, contents.ok(), tally);
   }
   ++tally.refused;
   const Result<Plan> planned = plan(f.batch, f.cache, f.options);

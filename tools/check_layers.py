@@ -31,8 +31,9 @@ SEMANTICS = ["src/semantics/", *TEXT]
 SCHEDULE = ["src/schedule/"]
 NUMERICS = ["src/numerics/"]
 CEIL_DIV = ["src/semantics/ceil_div.h"]
-# The table of a call's fields, for whoever does something with each tensor.
-FIELDS = ["src/batch/fields.h", "src/batch/fields.inc"]
+# The table of a call's fields, for whoever does something with each tensor; exceptions as statuses, for every public call.
+CAUGHT = ["src/batch/caught.h"]
+FIELDS = ["src/batch/fields.h", "src/batch/fields.inc", *CAUGHT]
 DTYPE_DECODE = [*(f"src/semantics/{name}.h" for name in ("dtype", "fp8", "fp4", "index_tensor", "qualifiers")), *CEIL_DIV, *TEXT]
 
 # Folder -> what its files may include besides their own folder. The longest matching folder counts.
@@ -47,25 +48,25 @@ ALLOWED = {
     "src/batch/": PUBLIC + SEMANTICS,
     "src/device/": PUBLIC + TEXT,
     "src/contract/": PUBLIC + SEMANTICS + FIELDS + ["src/device/"],
-    "src/pool/": PUBLIC + SEMANTICS,
-    "src/plan/": PUBLIC + SEMANTICS + SCHEDULE + ["src/device/"],
+    "src/pool/": PUBLIC + SEMANTICS + CAUGHT,
+    "src/plan/": PUBLIC + SEMANTICS + CAUGHT + SCHEDULE + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + FIELDS + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
     "src/distributed/": PUBLIC + TEXT + CEIL_DIV + FIELDS + ["src/device/"],
-    "src/cascade/": PUBLIC + TEXT + CEIL_DIV + ["src/device/", "src/plan/beside.h", "src/attention/beside.h"],
-    "src/sparse/": PUBLIC + SEMANTICS + ["src/device/"],
+    "src/cascade/": PUBLIC + SEMANTICS + FIELDS + ["src/device/", "src/plan/beside.h", "src/attention/beside.h"],
+    "src/sparse/": PUBLIC + SEMANTICS + CAUGHT + ["src/device/"],
     "src/capture/": PUBLIC + SEMANTICS + FIELDS + THREADS + FILES,
     # How far a right kernel may be from the reference, and the comparison by it.
     "src/numerics/": PUBLIC + DTYPE_DECODE,
     # Parts of a case that verify and bench share: the rows that are compared, and the case on a device.
     "src/cases/": PUBLIC + TEXT + FIELDS + ["src/device/"],
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
-    "src/faults/": PUBLIC + DTYPE_DECODE + THREADS,
+    "src/faults/": PUBLIC + DTYPE_DECODE + THREADS + CAUGHT,
     "src/report/": PUBLIC + DTYPE_DECODE + NUMERICS,
     "src/diagnose/": PUBLIC + DTYPE_DECODE + NUMERICS + THREADS + FIELDS + ["src/faults/", "src/report/"],
     "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + FIELDS + FILES + ["src/report/", "src/device/", "src/cases/"],
-    "src/bench/": PUBLIC + TEXT + CEIL_DIV + ["src/cases/", "src/device/"],
+    "src/bench/": PUBLIC + TEXT + CEIL_DIV + CAUGHT + ["src/cases/", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
-    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + NUMERICS + DTYPE_DECODE + THREADS,
+    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + CAUGHT + NUMERICS + DTYPE_DECODE + THREADS,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
     "src/backend/gpu/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/"],
     "src/backend/cuda/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/", "src/backend/gpu/"],

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of the stable codes, and the end of a process that takes a value where there is none.
+// Names of the stable codes, exceptions as statuses, and the end of a process that takes a value where there is none.
 #include "quire/status.hpp"
 
 #include <cstdio>
 #include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "batch/caught.h"
 
 namespace quire {
 
@@ -22,6 +26,25 @@ const char* name(Code code) noexcept {
     case Code::internal_error: return "internal_error";
   }
   return "unknown";
+}
+
+Status batch::caught(std::string_view call) noexcept {
+  constexpr const char* kShort = "out of memory";  // no longer than a string holds without memory of its own
+  try {
+    const std::string what(call);
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+    } catch (const std::length_error&) {
+    } catch (const std::exception& e) {
+      return {Code::internal_error, what + ": " + e.what()};
+    } catch (...) {
+      return {Code::internal_error, what + ": an exception of an unknown type"};
+    }
+    return {Code::out_of_memory, what + ": " + kShort};
+  } catch (...) {
+    return {Code::out_of_memory, kShort};
+  }
 }
 
 void detail::abort_without_value(const Status& status) noexcept {

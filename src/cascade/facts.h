@@ -4,25 +4,21 @@
 
 #include "cascade/levels.h"
 #include "quire/cascade.hpp"
-#include "semantics/ceil_div.h"
+#include "semantics/page_walk.h"
 
 namespace quire::cascade {
 
-inline std::int64_t index_at(const Tensor& t, std::int64_t at) noexcept {
-  return t.dtype == DType::i64 ? static_cast<const std::int64_t*>(t.data)[at] : static_cast<const std::int32_t*>(t.data)[at];
-}
-
-/// Pages of the batch that hold cached keys; the rest is never read. Sound tables in host memory.
+/// Pages of the batch that hold cached keys; the rest of the table is never read. Sound tables in host memory.
 inline HostTable table_of(const Batch& batch, const Problem& problem) {
   const Tensor& t = batch.block_table;
   HostTable table;
   table.columns = t.shape[1];
   table.pages.assign(static_cast<std::size_t>(t.shape[0] * t.shape[1]), -1);
   for (std::size_t r = 0; r < problem.reqs.size(); ++r) {
-    const std::int64_t pages = semantics::ceil_div(problem.reqs[r].cached_len, problem.page_size);
-    for (std::int64_t j = 0; j < pages; ++j)
-      table.pages[r * static_cast<std::size_t>(table.columns) + static_cast<std::size_t>(j)] =
-          static_cast<std::int32_t>(index_at(t, static_cast<std::int64_t>(r) * t.stride[0] + j * t.stride[1]));
+    const std::int64_t held = semantics::columns_held(problem.reqs[r].cached_len, problem.page_size, table.columns);
+    const semantics::IndexView row = semantics::index_row(t, static_cast<std::int64_t>(r));
+    for (std::int64_t j = 0; j < held; ++j)
+      table.pages[r * static_cast<std::size_t>(table.columns) + static_cast<std::size_t>(j)] = static_cast<std::int32_t>(row[j]);
   }
   return table;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Levels of a cascade as ordinary batches, and their index arrays.
 #include "cascade/levels.h"
-#include "semantics/ceil_div.h"
+#include "semantics/page_walk.h"
 
 #include <algorithm>
 #include <cstring>
@@ -55,7 +55,7 @@ CascadeLevel level_of_own_keys(const Problem& problem, const SharedPrefixes& sha
     if (problem.has_causal) level.causal.push_back(q.causal ? 1 : 0);
     if (problem.has_q_begin) level.q_begin.push_back(narrow(q.q_begin()));
     if (problem.has_q_begin) level.key_begin.push_back(narrow(q.key_begin + skipped));
-    pages[r] = semantics::ceil_div(cached, problem.page_size);
+    pages[r] = semantics::columns_held(cached, problem.page_size, table.columns - shared.pages[r]);
     level.columns = std::max(level.columns, pages[r]);
   }
   if (all_cached) level.cached_lens.clear();

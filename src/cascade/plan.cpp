@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "batch/caught.h"
+#include "batch/fields.h"
 #include "cascade/facts.h"
 #include "cascade/levels.h"
 #include "device/runtime.h"
@@ -30,9 +32,12 @@ Status refuse(const CascadeSettings& settings, const Batch& batch) {
 
 /// The batch with its lengths and tables in host memory.
 Result<Batch> staged(Batch batch, device::Staging& staging) {
-  for (Tensor* t : {&batch.query_start_loc, &batch.seq_lens, &batch.block_table, &batch.cached_lens, &batch.causal,
-                    &batch.q_begin, &batch.key_begin, &batch.spans, &batch.prefix_lens, &batch.tree_lens})
-    if (Status s = staging.stage(*t); !s.ok()) return s;
+  Status status;
+  const auto stage = [&](const batch::TensorField& f, Tensor& t) {
+    if (status.ok() && f.of_step()) status = staging.stage(t);
+  };
+  batch::for_each_tensor(stage, batch::BatchPart{batch});
+  if (!status.ok()) return status;
   return batch;
 }
 
@@ -120,8 +125,8 @@ Result<Cascade> planned(const Batch& batch, const KVCache& cache, const Options&
 Result<Cascade> plan_cascade(const Batch& batch, const KVCache& cache, const Options& options, const CascadeSettings& settings) {
   try {
     return planned(batch, cache, options, settings);
-  } catch (const std::exception&) {
-    return Status(Code::out_of_memory, "plan_cascade: no memory for the levels");
+  } catch (...) {
+    return batch::caught("plan_cascade");
   }
 }
 

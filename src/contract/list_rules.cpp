@@ -5,6 +5,7 @@
 #include <exception>
 #include <optional>
 
+#include "batch/caught.h"
 #include "contract/context.h"
 #include "contract/flat_map.h"
 #include "device/staging.h"
@@ -263,7 +264,7 @@ void apply_table_rules(const Call& c) {
   for (std::int64_t r = 0; r < requests; ++r) {
     const Request q = request_of(c.batch, c.options, r);
     if (q.query_len == 0) continue;
-    const KnownPages pages(c.batch, r, semantics::ceil_div(q.seq_len(), tokens));
+    const KnownPages pages(c.batch, r, semantics::columns_held(q.seq_len(), tokens, c.batch.block_table.shape[1]));
     const auto seen_by = [&q](std::int64_t i) {
       return q.causal ? std::clamp<std::int64_t>(q.context_len + i + 1, 0, q.seq_len()) : q.seq_len();
     };
@@ -301,9 +302,10 @@ Findings check_sparse(const Batch& batch, const KVCache& cache, const Options& o
   if (!of_batch.ok()) return of_batch;
   try {
     return checked(batch, cache, options, lists, depth);
-  } catch (const std::exception&) {
+  } catch (...) {
     Findings failed;
     failed.total = 1;
+    failed.failure = batch::caught("check_sparse");
     return failed;
   }
 }

@@ -202,8 +202,7 @@ bool table_looks_like_halves(const Context& c) {
     const Lengths lengths = lengths_of(c, r);
     if (!lengths.sound) continue;
     const semantics::KeyRange keys = visible_cached(c, lengths);
-    const std::int64_t last =
-        std::min(semantics::ceil_div(std::max<std::int64_t>(keys.end, 0), c.sizes.page_size), c.batch.block_table.shape[1]);
+    const std::int64_t last = semantics::columns_held(keys.end, c.sizes.page_size, c.batch.block_table.shape[1]);
     const IndexView row = semantics::index_row(c.batch.block_table, r);
     const std::int64_t first = keys.begin / c.sizes.page_size;
     if (last - first < 4) continue;
@@ -231,7 +230,8 @@ void apply_page_rules(Context& c) {
     const std::int64_t needed = semantics::ceil_div(keys.end, c.sizes.page_size);
     t10_wide_enough(c, r, lengths.cached_len, needed);
     const IndexView row = semantics::index_row(table, r);
-    const std::int64_t first = keys.begin / c.sizes.page_size, last = std::min(needed, table.shape[1]);
+    const std::int64_t first = keys.begin / c.sizes.page_size;
+    const std::int64_t last = semantics::columns_held(keys.end, c.sizes.page_size, table.shape[1]);
     const semantics::KeyRange gap = mask_of(c, lengths).gap(lengths.first_position());
     if (gap.begin >= gap.end) {
       t03_page_ids(c, r, row, first, last);

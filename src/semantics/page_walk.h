@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "quire/tensor.hpp"
+#include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "semantics/qualifiers.h"
 
@@ -36,6 +37,13 @@ inline IndexView index_row(const Tensor& t, std::int64_t r) {
   if (t.shape[1] == 0) return {t.data, t.dtype, t.stride[1]};
   const auto* base = static_cast<const std::uint8_t*>(t.data);
   return {base + r * t.stride[0] * itemsize(t.dtype), t.dtype, t.stride[1]};
+}
+
+/// Columns of a table of `width` columns that hold the first `num_keys` keys of a request. A table may be narrower than its
+/// requests are long where no row sees the rest: who walks a request's columns asks here how many there are.
+constexpr QUIRE_HD std::int64_t columns_held(std::int64_t num_keys, std::int64_t page_size, std::int64_t width) {
+  const std::int64_t needed = num_keys > 0 ? ceil_div(num_keys, page_size) : 0;
+  return needed < width ? needed : width;
 }
 
 /// Calls visit(page, offset, count, position) for each run of positions [begin, end) that lies within one page.

@@ -53,6 +53,29 @@ std::string run(const Case& c, std::size_t levels) {
   return status.ok() ? judged(c) : status.message();
 }
 
+/// A table may be narrower than a request is long where no row sees the rest: the request has no rows, or says where they stand.
+TEST(AttendCascade, TakesTablesNarrowerThanRequestsAreLong) {
+  struct {
+    const char* line;
+    std::int64_t request, seq_len;
+    std::size_t levels;
+  } const narrow[] = {
+      {"q=f32 heads=4:2 d=16 page=16 reqs=0@5,1@4", 0, 40000, 0},
+      {"q=f32 heads=4:2 d=16 page=16 reqs=2x1@5 window=4 qbegin=3", 0, INT32_MAX, 0},
+      {"q=f32 heads=4:2 d=16 page=4 reqs=3x1@8 share=2 qbegin=8 lse=1", 1, INT32_MAX, 2},
+      {"q=f32 heads=4:2 d=16 page=4 reqs=2x1@8,0@8 share=2 lse=1 index=i64", 2, INT32_MAX, 2},
+  };
+  for (const auto& [line, request, seq_len, levels] : narrow) {
+    const Case c = case_of(line);
+    const Tensor& lens = c.batch.seq_lens;
+    if (lens.dtype == DType::i64)
+      static_cast<std::int64_t*>(lens.data)[request] = seq_len;
+    else
+      static_cast<std::int32_t*>(lens.data)[request] = static_cast<std::int32_t>(seq_len);
+    EXPECT_EQ(run(c, levels), "") << line;
+  }
+}
+
 TEST(AttendCascade, EqualsFp64) {
   struct {
     const char* line;
