@@ -36,8 +36,10 @@ namespace quire {
 struct ContextShard {
   std::int32_t rank = 0;
   std::int32_t world = 1;       ///< ranks that hold one context together
-  std::int64_t interleave = 1;  ///< length of a run of tokens on one rank; a multiple of the page size shards whole pages
-  std::int64_t span = 0;        ///< > 0: contiguous; rank k holds [k * span, (k + 1) * span), the last rank also what follows
+  std::int64_t interleave = 1;  ///< length of a run of tokens on one rank, 1 to 2^31 - 1; a multiple of the page size shards
+                                ///< whole pages
+  std::int64_t span = 0;        ///< > 0: contiguous; rank k holds [k * span, (k + 1) * span), the last rank also what follows; at
+                                ///< most 2^31 - 1
 
   constexpr bool contiguous() const noexcept { return span > 0; }
   /// Number of tokens in one run.
@@ -102,7 +104,7 @@ Findings check_shard_slots(const ContextShard& shard, std::span<const std::int64
 Findings check_shard_ledger(const ContextShard& shard, const Batch& batch, const KVCache& cache, const Options& options,
                             const SlotLedger& ledger);
 /// Applies rule Q-D05: all ranks state the same facts about a step. facts[k * names.size() + i] is fact i of rank k; every rank
-/// must state the facts of rank 0.
+/// must state the facts of rank 0, and as many.
 Findings check_ranks(std::span<const std::string> names, std::span<const std::int64_t> facts);
 /// Applies rule Q-D07: options of prompts whose rows and keys are spread over ranks. ring: keys go from rank to rank, so a row
 /// sees all keys of another rank's block or none.

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "contract/report.h"
+#include "contract/tensor_facts.h"
 #include "quire/distributed.hpp"
 #include "text/formatted.h"
 
@@ -18,8 +19,13 @@ void d01_rank_in_world(Report& report, std::int64_t rank, std::int64_t world) {
 }
 
 void d02_runs(Report& report, const ContextShard& shard) {
+  // A longer run than any request has would overflow where runs are multiplied by ranks.
+  constexpr std::int64_t kMost = contract::kMaxExtent;
   if (shard.interleave < 1) report.add(D02, "interleave", {}, formatted("{}", shard.interleave), "at least 1");
+  if (shard.interleave > kMost)
+    report.add(D02, "interleave", {}, formatted("{}", shard.interleave), formatted("at most {}", kMost));
   if (shard.span < 0) report.add(D02, "span", {}, formatted("{}", shard.span), "at least 0 (0 = interleaved)");
+  if (shard.span > kMost) report.add(D02, "span", {}, formatted("{}", shard.span), formatted("at most {}", kMost));
 }
 
 void d03_heads(Report& report, const HeadShard& s) {
@@ -40,6 +46,8 @@ void d04_whole_pages(Report& report, const ContextShard& shard, std::int64_t pag
 }
 
 void d05_ranks_agree(Report& report, std::span<const std::string> names, std::span<const std::int64_t> facts) {
+  if (names.empty() ? !facts.empty() : facts.size() % names.size() != 0)
+    return report.add(D05, "facts", {}, formatted("{} entries", facts.size()), formatted("{} of each rank", names.size()));
   for (std::size_t at = names.size(); at + names.size() <= facts.size(); at += names.size())
     for (std::size_t i = 0; i < names.size(); ++i) {
       if (facts[at + i] == facts[i]) continue;

@@ -21,9 +21,12 @@ class Segments {
       made_.seq_lens.push_back(keys);
       made_.request.push_back(request);
       made_.causal.push_back(causal ? 1 : 0);
-      // q_begin - j < window holds from the first local key of the row's window on.
-      if (window_)
-        made_.q_begin.push_back(shard_.local_length(std::max<std::int64_t>(position + 1 - *window_, 0)) + *window_ - 1);
+      // q_begin - j < window holds from the first local key of the row's window on. A wider window than the row has keys hides
+      // none, and counts as those.
+      if (window_) {
+        const std::int64_t window = std::min(*window_, position + 1);
+        made_.q_begin.push_back(shard_.local_length(position + 1 - window) + window - 1);
+      }
     }
     made_.seq_lens.back() = keys;
     ++made_.query_start_loc.back();
@@ -56,7 +59,7 @@ LocalLengths of_contiguous(const ContextShard& shard, std::span<const std::int64
     made.request.push_back(static_cast<std::int64_t>(r));
     made.causal.push_back(1);
     made.q_begin.push_back(lengths[r] - (starts[r + 1] - starts[r]));
-    made.key_begin.push_back(shard.rank * shard.span);
+    made.key_begin.push_back(std::min(shard.rank * shard.span, lengths[r]));  // a rank behind the request holds no key of it
   }
   return made;
 }

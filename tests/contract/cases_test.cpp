@@ -804,6 +804,10 @@ void add_shard_cases(Cases& cases) {
                                [] { return check_shard(ContextShard{.interleave = 0}, 16); }));
   cases.push_back(broken_shard("Q-D02", "Q-D02 span: -3, expected at least 0 (0 = interleaved)",
                                [] { return check_shard(ContextShard{.span = -3}); }));
+  cases.push_back(broken_shard("Q-D02", "Q-D02 interleave: 4611686018427387904, expected at most 2147483647",
+                               [] { return check_shard(ContextShard{.rank = 3, .world = 4, .interleave = INT64_C(1) << 62}); }));
+  cases.push_back(broken_shard("Q-D02", "Q-D02 span: 2147483648, expected at most 2147483647",
+                               [] { return check_shard(ContextShard{.rank = 3, .world = 4, .span = INT64_C(1) << 31}); }));
   cases.push_back(broken_shard("Q-D03", "Q-D03 world: 3, expected a divisor or a multiple of num_kv_heads = 8",
                                [] { return check_shard(HeadShard{0, 3, 32, 8}); }));
   cases.push_back(broken_shard("Q-D03", "Q-D03 world: 16, expected a divisor of num_q_heads = 24",
@@ -815,6 +819,15 @@ void add_shard_cases(Cases& cases) {
   cases.push_back(broken_shard("Q-D05", "Q-D05 page_size: 32 on rank 1, expected 16 as on rank 0", [] {
     const std::string names[] = {"num_reqs", "page_size"};
     const std::int64_t facts[] = {3, 16, 3, 32, 3, 16};
+    return check_ranks(names, facts);
+  }));
+  cases.push_back(broken_shard("Q-D05", "Q-D05 facts: 3 entries, expected 0 of each rank", [] {
+    const std::int64_t facts[] = {1, 2, 3};
+    return check_ranks({}, facts);
+  }));
+  cases.push_back(broken_shard("Q-D05", "Q-D05 facts: 3 entries, expected 2 of each rank", [] {
+    const std::string names[] = {"num_reqs", "page_size"};
+    const std::int64_t facts[] = {3, 16, 3};
     return check_ranks(names, facts);
   }));
   const auto slots = [](std::int64_t second, std::int64_t third) {

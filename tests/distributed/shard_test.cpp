@@ -58,6 +58,30 @@ TEST(Shard, DealsPositionsLikeCards) {
   });
 }
 
+/// Runs and worlds of the largest size: products of both stay within 64 bits, and a request lies on the first rank alone.
+TEST(Shard, LargestRunsAndWorldsHoldARequestOnOneRank) {
+  constexpr std::int64_t kMost = 2147483647;
+  for (const std::int32_t world : {1, 2, 1 << 20, INT32_MAX})
+    for (const bool contiguous : {false, true})
+      for (const std::int32_t rank : {0, world - 1}) {
+        const ContextShard shard = shard_of(rank, world, kMost, contiguous);
+        ASSERT_TRUE(check_shard(shard).ok());
+        EXPECT_EQ(shard.local_length(kMost), rank == 0 ? kMost : 0);
+        EXPECT_EQ(shard.owner(kMost - 1), 0);
+        EXPECT_EQ(shard.local_index(kMost - 1), kMost - 1);
+        EXPECT_EQ(shard.global_position(kMost - 1), rank * kMost + kMost - 1);
+        const std::vector<std::int64_t> starts = {0, 1}, lengths = {7};
+        const auto local = local_lengths(shard, starts, lengths, std::int64_t{1} << 40);
+        ASSERT_TRUE(local.ok()) << local.status().message();
+        EXPECT_EQ(local->seq_lens, std::vector<std::int64_t>{rank == 0 ? 7 : 0});
+        EXPECT_LE(local->q_begin.at(0), kMost);
+        if (contiguous) EXPECT_LE(local->key_begin.at(0), kMost);
+      }
+  const ContextShard beyond{.rank = 3, .world = 4, .interleave = std::int64_t{1} << 62};
+  const std::vector<std::int64_t> starts = {0, 1}, lengths = {7};
+  EXPECT_EQ(local_lengths(beyond, starts, lengths, std::nullopt).status().rule(), "Q-D02");
+}
+
 TEST(Shard, EverySlotIsOnExactlyOneRankAndInItsPage) {
   constexpr std::int64_t kLength = 117, kRequests = 2;
   for_each_shard([](std::int32_t world, std::int64_t run, bool contiguous) {
