@@ -36,7 +36,7 @@ struct Findings {
   static constexpr std::int64_t kMaxPerRule = 16;
   std::vector<Finding> items;  ///< in rule order, then index order
   std::int64_t total = 0;
-  Status failure;  ///< not OK: a device could not be read, so rules beyond the metadata were not applied (counts in `total`)
+  Status failure;  ///< not OK: memory ran out, or a device could not be read, so rules were not applied (counts in `total`)
   bool ok() const noexcept { return total == 0; }
   /// OK, or contract_violation with the first finding's text and "(and N more)", in rule order.
   Status status() const;
@@ -57,10 +57,10 @@ class SlotLedger;
 /// Applies every rule up to `depth` and returns all findings. Never throws, never stops at the first, writes nothing.
 /// Rules that would read through something already found broken (a wrong rank, say) are left out.
 /// With a ledger (depth tables or deeper), also finds reads of slots never written, foreign, misplaced or recycled; call it after
-/// this step's append then. `total` 1 with no items means that memory ran out (status() is internal_error) or that `failure` is
-/// set. Tensors in device memory are copied to the host for the rules that read them, after waiting for the device: the findings
-/// are the same wherever the batch lives. At depth contents the device looks first, and the cache is copied only if something is
-/// wrong.
+/// this step's append then. `total` 1 with no items means that the rules were not applied, for the reason that `failure` gives
+/// (out_of_memory, say). Tensors in device memory are copied to the host for the rules that read them, after waiting for the
+/// device: the findings are the same wherever the batch lives. At depth contents the device looks first, and the cache is copied
+/// only if something is wrong.
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
 
@@ -96,7 +96,9 @@ struct WriteTag {
 /// shared the page with r (Q-L02), for position p (Q-L03), and since the page was last handed out (Q-L04).
 class SlotLedger {
  public:
-  SlotLedger(std::int64_t num_pages, std::int64_t page_size);  ///< >= 1; without memory: 0 pages, which Q-L05 reports
+  SlotLedger(std::int64_t num_pages, std::int64_t page_size);  ///< create(), but 0 pages where it fails, which Q-L05 reports
+  /// num_pages >= 0 pages of page_size >= 1 slots, or invalid_argument; out_of_memory where no memory holds them.
+  static Result<SlotLedger> create(std::int64_t num_pages, std::int64_t page_size);
   ~SlotLedger();
   SlotLedger(SlotLedger&&) noexcept;
   SlotLedger& operator=(SlotLedger&&) noexcept;
@@ -128,6 +130,7 @@ class SlotLedger {
 
  private:
   struct State;
+  explicit SlotLedger(State* state) noexcept;
   State* state_;
 };
 

@@ -103,6 +103,7 @@ bool plainly_sound(const Pairs& pairs, std::span<const std::byte> workspace) {
     for (std::size_t i = 0; pairs[w].written && i < ranges.size(); ++i)
       if (i != w && !apart(ranges[w], ranges[i])) return false;
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
+  if (begin + workspace.size() < begin) return false;
   return std::all_of(ranges.begin(), ranges.end(), [&](const Range& r) { return apart(r, {begin, begin + workspace.size()}); });
 }
 

@@ -5,6 +5,7 @@
 #include <new>
 #include <system_error>
 
+#include "batch/caught.h"
 #include "bench/ceilings/measure.h"
 #include "bench/driver.h"
 #include "quire/bench.hpp"
@@ -84,10 +85,8 @@ Result<BenchReport> bench(std::span<const BenchInput> inputs, const BenchOptions
   try {
     if (!on_host) return bench_detail::run_on_device(inputs, options);
     return run(inputs, options);
-  } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, "bench: not enough memory");
-  } catch (const std::system_error& e) {
-    return Status(Code::internal_error, formatted("bench: a thread could not be started: {}", e.what()));
+  } catch (...) {
+    return batch::caught("bench");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <new>
 #include <tuple>
 
+#include "batch/caught.h"
 #include "bench/driver.h"
 #include "quire/report.hpp"
 #include "text/formatted.h"
@@ -140,8 +141,8 @@ Result<BenchComparison> compare_bench(std::string_view old_json, std::string_vie
   const Result<BenchReport> after = parse_named(new_json, "new");
   if (!after.ok()) return after.status();
   return compare_bench(before.value(), after.value(), force);
-} catch (const std::bad_alloc&) {
-  return Status(Code::out_of_memory, "bench: not enough memory");
+} catch (...) {
+  return batch::caught("compare_bench");
 }
 
 }  // namespace quire

@@ -2,8 +2,8 @@
 // C ABI: the ledger, check() and its findings.
 #include "quire/contract.hpp"
 
-#include <limits>
 #include <memory>
+#include <utility>
 
 #include "capi/convert.h"
 #include "capi/guard.h"
@@ -26,16 +26,6 @@ Status within(const char* name, std::int64_t value, std::int64_t end) {
   return {Code::invalid_argument, quire::formatted("{}: {} outside [0, {})", name, value, end)};
 }
 
-Status ledger_size(std::int64_t num_pages, std::int64_t page_size) {
-  constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int64_t>::max() / 64;
-  if (num_pages < 1) return {Code::invalid_argument, quire::formatted("num_pages: {}, expected >= 1", num_pages)};
-  if (page_size < 1) return {Code::invalid_argument, quire::formatted("page_size: {}, expected >= 1", page_size)};
-  if (num_pages > kMaxSlots / page_size)
-    return {Code::out_of_memory,
-            quire::formatted("a ledger of {} pages of {} slots does not fit in memory", num_pages, page_size)};
-  return {};
-}
-
 }  // namespace
 
 extern "C" {
@@ -43,8 +33,9 @@ extern "C" {
 quire_code quire_ledger_create(int64_t num_pages, int64_t page_size, quire_ledger** out) {
   return guarded({{out, "out"}}, [&]() -> Status {
     *out = nullptr;
-    if (Status s = ledger_size(num_pages, page_size); !s.ok()) return s;
-    *out = new quire_ledger{quire::SlotLedger(num_pages, page_size)};
+    quire::Result<quire::SlotLedger> made = quire::SlotLedger::create(num_pages, page_size);
+    if (!made.ok()) return made.status();
+    *out = new quire_ledger{std::move(made).value()};
     return {};
   });
 }

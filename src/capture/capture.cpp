@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <new>
 
+#include "batch/caught.h"
 #include "batch/fields.h"
 #include "capture/file_io.h"
 #include "capture/fill.h"
@@ -432,8 +433,8 @@ Status write_case(const std::string& path, Case views) {
 Result<Case> parse_capture(std::span<const std::byte> bytes) {
   try {
     return read_case(capture::MemorySource(bytes));
-  } catch (const std::bad_alloc&) {
-    return broken("out of memory");
+  } catch (...) {
+    return batch::caught("parse_capture");
   }
 }
 
@@ -449,8 +450,8 @@ Result<Case> read_file(const std::string& path, bool map) {
     Result<Case> c = read_case(source);
     if (!c.ok()) return with_path(path, c.status());
     return c;
-  } catch (const std::bad_alloc&) {
-    return broken(path + ": out of memory");
+  } catch (...) {
+    return batch::caught(path);
   }
 }
 
@@ -462,8 +463,8 @@ Result<Case> map_capture(const std::string& path) { return read_file(path, /*map
 Status write_capture(const std::string& path, const Case& c) {
   try {
     return write_case(path, c);
-  } catch (const std::bad_alloc&) {
-    return {Code::io_error, path + ": out of memory"};
+  } catch (...) {
+    return batch::caught(path);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <new>
 #include <unordered_map>
 
+#include "batch/caught.h"
 #include "capture/fill.h"
 #include "capture/shared_pages.h"
 #include "quire/capture.hpp"
@@ -623,8 +624,8 @@ Result<Case> make_case(const ProblemLine& line) {
     if (!made.ok() || line.data != DataKind::tiny) return made;
     if (Status s = poison_case(made.value(), PoisonKind::zero); !s.ok()) return s;
     return made;
-  } catch (const std::bad_alloc&) {
-    return Status(Code::unsupported, "out of memory while making a case");
+  } catch (...) {
+    return batch::caught("make_case");
   }
 }
 

@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "batch/caught.h"
 #include "capture/fill.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
@@ -215,8 +216,8 @@ Status poison_case(Case& c, PoisonKind kind) {
     if (Status s = check(c.batch, c.cache, c.options, Depth::tables).status(); !s.ok()) return s;
     Poisoner(c, kind).run();
     return {};
-  } catch (const std::bad_alloc&) {
-    return {Code::unsupported, "out of memory while poisoning a case"};
+  } catch (...) {
+    return batch::caught("poison_case");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "attention/beside.h"
+#include "batch/caught.h"
 #include "cascade/facts.h"
 #include "cascade/levels.h"
 #include "device/room.h"
@@ -190,8 +191,8 @@ Status either(Levels&& levels, Plain&& plain, const Cascade& c, const Batch& bat
   if (c.levels.empty()) return plain(c.plain, batch, cache, options, workspace, how);
   try {
     return levels(c, batch, cache, options, workspace, how);
-  } catch (const std::exception&) {  // bad_alloc, or length_error for sizes that no memory has
-    return {Code::out_of_memory, "attend_cascade: no memory for the tables of the levels"};
+  } catch (...) {
+    return batch::caught("attend_cascade");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "batch/caught.h"
 #include "batch/fields.h"
 #include "contract/context.h"
 #include "contract/values.h"
@@ -199,16 +200,17 @@ void apply_to_merge_many(contract::MergingMany m, Depth depth, Report& report) {
   apply_merge_many_value_rules(m, report);
 }
 
-/// Memory may run out while findings are collected; that must not look like "no findings".
+/// What breaks the search for findings must not look like "no findings".
 template <typename Apply>
 Findings collect(Apply&& apply) noexcept {
   try {
     Report report;
     apply(report);
     return report.take();
-  } catch (const std::exception&) {
+  } catch (...) {
     Findings failed;
     failed.total = 1;
+    failed.failure = batch::caught("check");
     return failed;
   }
 }

@@ -35,8 +35,7 @@ std::span<const Rule> rules() noexcept { return kRules; }
 
 Status Findings::status() const {
   if (total == 0) return {};
-  if (items.empty() && !failure.ok()) return failure;
-  if (items.empty()) return {Code::internal_error, "check: out of memory before the rules were applied"};
+  if (items.empty()) return failure.ok() ? Status(Code::out_of_memory, "check: out of memory") : failure;
   const Finding& first = items.front();
   const std::string more = total > 1 ? formatted(" (and {} more)", total - 1) : "";
   return {Code::contract_violation, first.message + more, first.rule};

@@ -2,6 +2,7 @@
 // Rules Q-M01 to Q-M30 and Q-M41: descriptors, shapes, dtypes and overlap. Establishes the sizes that later rules rely on.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -423,6 +424,9 @@ void apply_cache_shape_rules(Context& c, DType row_dtype) {
 
 void apply_workspace_rule(Report& report, std::span<const NamedTensor> tensors, std::span<const std::byte> workspace,
                           Memory memory) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
+  if (workspace.size() > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) || begin + workspace.size() < begin)
+    return report.add(M37, "workspace", {}, formatted("{} bytes at {:#x}", workspace.size(), begin), "bytes that a memory holds");
   // Some type of one byte; nothing is written through this view.
   Tensor bytes = Tensor::contiguous(const_cast<std::byte*>(workspace.data()), DType::fp8_e4m3fn, workspace.size());
   bytes.memory = memory;

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "batch/caught.h"
 #include "quire/contract.hpp"
+#include "text/formatted.h"
 
 namespace quire {
 namespace {
@@ -38,14 +41,23 @@ struct SlotLedger::State {
 };
 
 SlotLedger::SlotLedger(std::int64_t num_pages, std::int64_t page_size) : state_(new State) {
-  if (num_pages < 0 || page_size < 1 || num_pages > kMaxSlots / page_size) return;
-  try {
-    state_->slots.resize(static_cast<std::size_t>(num_pages * page_size));
-  } catch (const std::exception&) {
-    return;  // a ledger of no pages: rule Q-L05 then says that it does not describe the cache
-  }
-  state_->num_pages = num_pages;
-  state_->page_size = page_size;
+  if (Result<SlotLedger> made = create(num_pages, page_size); made.ok()) *this = std::move(made).value();
+}
+
+SlotLedger::SlotLedger(State* state) noexcept : state_(state) {}
+
+Result<SlotLedger> SlotLedger::create(std::int64_t num_pages, std::int64_t page_size) try {
+  if (num_pages < 0) return Status(Code::invalid_argument, formatted("SlotLedger num_pages: {}, expected >= 0", num_pages));
+  if (page_size < 1) return Status(Code::invalid_argument, formatted("SlotLedger page_size: {}, expected >= 1", page_size));
+  if (num_pages > kMaxSlots / page_size)
+    return Status(Code::out_of_memory, formatted("SlotLedger: no memory for {} pages of {} slots", num_pages, page_size));
+  auto state = std::make_unique<State>();
+  state->slots.resize(static_cast<std::size_t>(num_pages * page_size));
+  state->num_pages = num_pages;
+  state->page_size = page_size;
+  return SlotLedger(state.release());
+} catch (...) {
+  return batch::caught("SlotLedger");
 }
 
 SlotLedger::~SlotLedger() { delete state_; }

@@ -4,6 +4,7 @@
 #include <new>
 #include <numeric>
 
+#include "batch/caught.h"
 #include "diagnose/describe.h"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
@@ -147,10 +148,8 @@ Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options) try {
   if (!findings.ok()) return diagnose_detail::broken_batch(findings);
   if (Status s = diagnose_detail::check_observed(c); !s.ok()) return s;
   return diagnose_detail::search(c, options);
-} catch (const std::bad_alloc&) {
-  return Status(Code::out_of_memory, "diagnose: not enough memory");
-} catch (const std::exception& e) {
-  return Status(Code::internal_error, std::string("diagnose: ") + e.what());
+} catch (...) {
+  return batch::caught("diagnose");
 }
 
 }  // namespace quire

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <numeric>
 
+#include "batch/caught.h"
 #include "diagnose/rank_captures.h"
 #include "diagnose/rank_parts.h"
 #include "quire/contract.hpp"
@@ -349,10 +350,8 @@ Result<RankDiagnosis> diagnose_ranks(std::span<const Case> captures, const Diagn
   if (const std::string error = duration_error(options.seconds); !error.empty())
     return Status(Code::invalid_argument, "diagnose_ranks: seconds: " + error);
   return diagnose_detail::search_ranks(captures, options);
-} catch (const std::bad_alloc&) {
-  return Status(Code::out_of_memory, "diagnose_ranks: not enough memory");
-} catch (const std::exception& e) {
-  return Status(Code::internal_error, std::string("diagnose_ranks: ") + e.what());
+} catch (...) {
+  return batch::caught("diagnose_ranks");
 }
 
 }  // namespace quire

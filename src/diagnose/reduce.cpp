@@ -6,6 +6,7 @@
 #include <new>
 #include <set>
 
+#include "batch/caught.h"
 #include "batch/fields.h"
 #include "faults/model.h"
 #include "quire/diagnose.hpp"
@@ -196,10 +197,8 @@ Result<Case> reduce_case(const Case& c, const Diagnosis& diagnosis) try {
   std::vector<std::int64_t> every;
   for (std::int64_t r = 0; r < facts.num_reqs; ++r) every.push_back(r);
   return Cut(c, facts, every).make();
-} catch (const std::bad_alloc&) {
-  return Status(Code::out_of_memory, "reduce_case: not enough memory");
-} catch (const std::exception& e) {
-  return Status(Code::internal_error, std::string("reduce_case: ") + e.what());
+} catch (...) {
+  return batch::caught("reduce_case");
 }
 
 }  // namespace quire

@@ -2,6 +2,7 @@
 // attend_sharded(): a step of one layer in host memory, whose exchanges are the group's own.
 #include <exception>
 
+#include "batch/caught.h"
 #include "quire/distributed.hpp"
 #include "quire/workspace.hpp"
 
@@ -61,8 +62,8 @@ Status attend_sharded(Communicator& group, const ContextShard& shard, const Batc
   Status status;
   try {
     status = attend_on_rank(group, shard, batch, cache, options, settings);
-  } catch (const std::exception&) {  // bad_alloc, or length_error for sizes that no memory has
-    status = {Code::out_of_memory, "attend_sharded: no memory for partial results"};
+  } catch (...) {
+    status = batch::caught("attend_sharded");
   }
   // Every rank has found a broken Q-D05 for itself; of anything else the others are told.
   if (!status.ok() && status.code() != Code::rank_failed && status.rule() != "Q-D05") group.fail(status.message());

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 
+#include "batch/caught.h"
 #include "device/room.h"
 #include "device/runtime.h"
 #include "device/staging.h"
@@ -167,8 +168,6 @@ Status check_shapes(const Batch& batch, const KVCache& cache, const Options& opt
 }
 
 /// Failure of an allocation, or lengths of which no memory holds so many.
-Status no_memory() { return {Code::out_of_memory, "a sharded step: no memory for lengths and tables"}; }
-
 std::int64_t longest(std::span<const std::int64_t> starts) {
   std::int64_t most = 1;
   for (std::size_t i = 1; i < starts.size(); ++i) most = std::max(most, starts[i] - starts[i - 1]);
@@ -191,18 +190,21 @@ Result<std::size_t> ShardedStep::memory_bytes(const ContextShard& shard, const B
   arena.take(layout.bytes());
   arena.take(received_bytes(layout, batch.output, shard.world, settings));
   return arena.used();
-} catch (const std::exception&) {
-  return no_memory();
+} catch (...) {
+  return batch::caught("ShardedStep");
 }
 
 Result<ShardedStep> ShardedStep::make(Communicator& group, const ContextShard& shard, const Batch& batch, const KVCache& cache,
                                       const Options& options, const HostLengths& lengths, std::span<std::byte> memory,
                                       const ShardedSettings& settings) {
-  Result<ShardedStep> made = no_memory();
-  try {
-    made = made_on_rank(group, shard, batch, cache, options, lengths, memory, settings);
-  } catch (const std::exception&) {  // the vectors of lengths and tables
-  }
+  const auto make_on_rank = [&]() -> Result<ShardedStep> {
+    try {
+      return made_on_rank(group, shard, batch, cache, options, lengths, memory, settings);
+    } catch (...) {  // the vectors of lengths and tables
+      return batch::caught("ShardedStep");
+    }
+  };
+  Result<ShardedStep> made = make_on_rank();
   // Every rank has found a broken Q-D05 for itself; of anything else the others are told.
   const Status& status = made.status();
   if (!status.ok() && status.code() != Code::rank_failed && status.rule() != "Q-D05") group.fail(status.message());

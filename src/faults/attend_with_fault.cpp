@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "batch/caught.h"
 #include "faults/fault.h"
 #include "quire/attention.hpp"
 #include "quire/contract.hpp"
@@ -132,10 +133,8 @@ Status attend_planted(const Batch& batch, const KVCache& cache, const Options& o
 Status guarded(const Batch& batch, const KVCache& cache, const Options& options, std::string_view id,
                std::optional<std::span<const std::int64_t>> tokens) try {
   return attend_planted(batch, cache, options, id, tokens);
-} catch (const std::bad_alloc&) {
-  return {Code::out_of_memory, "attend_with_fault: not enough memory"};
-} catch (const std::exception& e) {
-  return {Code::internal_error, std::string("attend_with_fault: ") + e.what()};
+} catch (...) {
+  return batch::caught("attend_with_fault");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <new>
 
+#include "batch/caught.h"
 #include "quire/contract.hpp"
 #include "quire/rank_faults.hpp"
 #include "text/formatted.h"
@@ -134,10 +135,8 @@ Status attend_with_rank_fault(const Batch& batch, const KVCache& cache, const Op
   for (std::int64_t t = 0; t < facts.num_tokens; ++t)
     for (std::int64_t h = 0; h < facts.num_q_heads; ++h) store_row(batch, {t, h}, merged_row(model, {t, h}));
   return {};
-} catch (const std::bad_alloc&) {
-  return {Code::out_of_memory, "attend_with_rank_fault: not enough memory"};
-} catch (const std::exception& e) {
-  return {Code::internal_error, std::string("attend_with_rank_fault: ") + e.what()};
+} catch (...) {
+  return batch::caught("attend_with_rank_fault");
 }
 
 }  // namespace quire

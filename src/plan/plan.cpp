@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // plan(): from a problem and a device to the printable value that says all that attend() will do.
 #include "quire/plan.hpp"
+#include "batch/caught.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -111,11 +112,10 @@ Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettin
 /// make_plan(), where memory may run out.
 Result<Plan> make_plan_within_memory(Problem&& problem, const Device& device, const PlanSettings& settings,
                                      const Assumed* assumed = nullptr) {
-  const std::size_t num_reqs = problem.reqs.size();
   try {
     return make_plan(std::move(problem), device, settings, assumed);
-  } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, formatted("plan: no memory for the work list of {} requests", num_reqs));
+  } catch (...) {
+    return batch::caught("plan");
   }
 }
 

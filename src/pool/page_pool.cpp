@@ -3,6 +3,7 @@
 // request still has to write is held by that request alone, and that a refused call changes nothing. May own the memory of K and
 // V, but never reads or writes it.
 #include "quire/page_pool.hpp"
+#include "batch/caught.h"
 
 #include <limits>
 #include <new>
@@ -260,8 +261,8 @@ Result<PagePool> PagePool::create(const PagePoolOptions& options) {
       return Status(Code::out_of_memory, formatted("PagePool cache: no memory for {} layers of {} bytes",
                                                    options.cache.num_layers, *layer_bytes(options)));
     return pool;
-  } catch (const std::bad_alloc&) {
-    return bad(formatted("PagePool num_pages: no memory to keep track of {} pages", options.num_pages));
+  } catch (...) {
+    return batch::caught("PagePool num_pages");
   }
 }
 

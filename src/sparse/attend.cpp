@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "batch/caught.h"
 #include "device/room.h"
 #include "quire/sparse.hpp"
 #include "semantics/ceil_div.h"
@@ -146,8 +147,8 @@ template <class Call>
 auto guarded(const char* what, Call&& call) -> decltype(call()) {
   try {
     return call();
-  } catch (const std::exception&) {
-    return Status(Code::out_of_memory, formatted("{}: no memory for the lists", what));
+  } catch (...) {
+    return batch::caught(what);
   }
 }
 

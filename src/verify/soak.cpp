@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 
+#include "batch/caught.h"
 #include "cases/chosen_rows.h"
 #include "quire/report.hpp"
 #include "text/duration.h"
@@ -212,10 +213,8 @@ Result<SoakResult> soak(const std::vector<Target>& targets, const SoakOptions& o
   Result<verify_detail::SoakFiles> files = verify_detail::SoakFiles::open(options.directory);
   if (!files.ok()) return files.status();
   return verify_detail::Soak(targets, options, std::move(files).value()).run();
-} catch (const std::bad_alloc&) {
-  return Status(Code::out_of_memory, "soak: not enough memory");
-} catch (const std::exception& e) {
-  return Status(Code::internal_error, std::string("soak: ") + e.what());
+} catch (...) {
+  return batch::caught("soak");
 }
 
 }  // namespace quire

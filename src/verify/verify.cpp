@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "batch/caught.h"
 #include "quire/faults.hpp"
 #include "quire/plan.hpp"
 #include "text/duration.h"
@@ -200,8 +201,8 @@ class Run {
         if (skip_reason(entries_[i])) return Status(Code::unsupported, *skip_reason(entries_[i]));
         try {
           return with_tolerance(prepare(entries_[i]), rounded_rows_);
-        } catch (const std::bad_alloc&) {
-          return Status(Code::unsupported, "not enough memory for this case");
+        } catch (...) {
+          return batch::caught("prepare");
         }
       });
     };
@@ -240,12 +241,14 @@ class Run {
     return skip == target_.skip.end() ? std::nullopt : std::optional(skip->second);
   }
 
+  static bool is_room(Code code) { return code == Code::unsupported || code == Code::out_of_memory; }
+
   static CaseResult refusal(const Entry& entry, const Status& status) {
     // Only room may be missing; anything else is a defect of the suite and must not look like a refusal.
     return {.matrix = entry.matrix,
             .name = entry.name,
             .line = to_string(entry.line),
-            .status = status.code() == Code::unsupported ? CaseStatus::refused : CaseStatus::fail,
+            .status = is_room(status.code()) ? CaseStatus::refused : CaseStatus::fail,
             .reason = status.message()};
   }
 
@@ -356,10 +359,8 @@ Result<Verdict> verify(const Target& target, const VerifyOptions& options) try {
   Result<verify_detail::Suite> suite = verify_detail::suite_of(target, options);
   if (!suite.ok()) return suite.status();
   return verify_detail::Run(target, options, std::move(suite).value()).run();
-} catch (const std::bad_alloc&) {
-  return Status(Code::out_of_memory, "verify: not enough memory");
-} catch (const std::exception& e) {
-  return Status(Code::internal_error, std::string("verify: ") + e.what());
+} catch (...) {
+  return batch::caught("verify");
 }
 
 }  // namespace quire

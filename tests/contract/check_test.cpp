@@ -560,7 +560,7 @@ TEST(Listing, ComesInRuleOrder) {
 TEST(Listing, ExhaustedMemoryIsNotSilence) {
   Findings findings;
   findings.total = 1;
-  EXPECT_EQ(findings.status().code(), Code::internal_error);
+  EXPECT_EQ(findings.status().code(), Code::out_of_memory);
 }
 
 // --- hostile input ------------------------------------------------------------------------------------------------------

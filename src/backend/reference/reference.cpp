@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/reference/lanes.h"
+#include "batch/caught.h"
 #include "numerics/tolerance.h"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
@@ -642,8 +643,6 @@ std::int64_t num_judged_rows(const Batch& batch) {
   return index_at(batch.query_start_loc, batch.seq_lens.shape[0]);
 }
 
-Status internal_error(const std::exception& e) { return {Code::internal_error, std::string("reference: ") + e.what()}; }
-
 }  // namespace
 
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
@@ -655,8 +654,8 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
   Reference result = reference_of(batch, cache, options, std::move(rows), profile);
   result.num_left_rows = batch.query.shape[0] - result.num_tokens;
   return result;
-} catch (const std::exception& e) {
-  return internal_error(e);
+} catch (...) {
+  return batch::caught("reference");
 }
 
 Result<Reference> reference(const Batch& batch, const KVCache& cache, const Options& options,
@@ -674,8 +673,8 @@ Result<Reference> reference(const Batch& batch, const KVCache& cache, const Opti
                                                 std::to_string(judged - 1));
   }
   return reference_of(batch, cache, options, std::move(rows), profile);
-} catch (const std::exception& e) {
-  return internal_error(e);
+} catch (...) {
+  return batch::caught("reference");
 }
 
 }  // namespace quire
