@@ -42,6 +42,7 @@ class Data:
     """One batch in f32, with values that the type has, and what it must give. q [tokens, heads, dim]; k, v [requests, keys, KV heads, dim]."""
 
     dtype: torch.dtype
+    stored: torch.dtype  # of the cache
     page: int
     query_lens: list[int]
     seq_lens: list[int]
@@ -84,14 +85,16 @@ def lengths(pick: random.Random, kv_heads: int, group: int, dim: int) -> tuple[l
 def new_data(pick: random.Random, device: str, dim: int, kv_heads: int, group: int) -> Data:
     query_lens, seq_lens = lengths(pick, kv_heads, group, dim)
     dtype = pick.choice((torch.float16, torch.bfloat16))
+    stored = pick.choice((dtype, dtype, dtype, torch.float8_e4m3fn))
     made = torch.Generator(device=device).manual_seed(pick.randrange(1 << 30))
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=made, device=device)
 
     tokens, shape = sum(query_lens), (len(seq_lens), max(seq_lens), kv_heads, dim)
-    q, k, v = (x.to(dtype).float() for x in (3 * normal(tokens, kv_heads * group, dim), normal(*shape), normal(*shape)))  # few keys count
-    return Data(dtype, pick.choice(PAGES), query_lens, seq_lens, q, k, v, oracle(q, k, v, query_lens, seq_lens))
+    q = (3 * normal(tokens, kv_heads * group, dim)).to(dtype).float()  # few keys count
+    k, v = (normal(*shape).to(stored).float() for _ in range(2))
+    return Data(dtype, stored, pick.choice(PAGES), query_lens, seq_lens, q, k, v, oracle(q, k, v, query_lens, seq_lens))
 
 
 def paged(data: Data, x: torch.Tensor, table: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
@@ -102,7 +105,7 @@ def paged(data: Data, x: torch.Tensor, table: torch.Tensor, cached: torch.Tensor
     padded[keys[None] >= cached[:, None]] = torch.nan
     pages = torch.full((int(table.max()) + 2, data.page, *x.shape[2:]), torch.nan, device=x.device, dtype=data.dtype)
     pages[table.flatten().long()] = padded.view(-1, data.page, *x.shape[2:])
-    return pages
+    return pages.to(data.stored)
 
 
 def strided(x: torch.Tensor, how: str | None) -> torch.Tensor:
@@ -258,7 +261,7 @@ def main() -> int:
     shapes = list(itertools.product(DIMS, KV_HEADS, GROUPS))
     for dim, kv_heads, group in (shape for _ in range(args.rounds) for shape in pick.sample(shapes, args.shapes)):
         data = new_data(pick, args.device, dim, kv_heads, group)
-        sizes = (dim, f"{kv_heads * group}:{kv_heads}", group, str(data.dtype)[6:], len(data.seq_lens), max(data.query_lens), max(data.seq_lens), data.page)
+        sizes = (dim, f"{kv_heads * group}:{kv_heads}", group, f"{data.dtype} over {data.stored}", len(data.seq_lens), max(data.query_lens), max(data.seq_lens), data.page)
         what = dict(zip(("dim", "heads", "group", "type", "requests", "rows", "keys", "page"), map(str, sizes), strict=True))
         calls += ask_batch(data, what, pick, args.kernel, bad)
     calls += ask_without_rows(args.device, args.kernel, bad)

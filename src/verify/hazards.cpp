@@ -35,6 +35,11 @@ constexpr SpecialLine kSpecialLines[] = {
     {"NaNInAVisibleKey", Special::nan_in_a_key, "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=70@20,1@20"},
     // Decode tiles of cuda_sm90 hold two KV heads at head_dim 64, where requests of one row are too many for clusters.
     {"NaNInAVisibleKey", Special::nan_in_a_key, "q=bf16 heads=8:4 d=64 page=16 lse=1 reqs=40x1@90"},
+    // gpt-oss, beside the cache and in it: two heads' groups are more rows than a low tile of cuda_sm90 has.
+    {"GroupsOf8", Special::none, "q=bf16 heads=64:8 d=64 page=16 lse=1 reqs=1@150/150"},
+    {"GroupsOf8", Special::none, "q=f16 heads=64:8 d=64 page=16 reqs=1@33/33,1@7/8,1@700/700"},
+    {"GroupsOf8", Special::none, "q=bf16 heads=64:8 d=64 page=64 sinks=1 window=128 lse=1 reqs=3x1@500,1@40/40"},
+    {"GroupsOf8", Special::none, "q=f16 heads=20:4 d=64 page=16 lse=1 reqs=2x1@90/90"},
     {"HugeOffsets", Special::huge_offsets,
      "q=f32 kv=fp8_e4m3fn kscale=tensor vscale=tensor heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
     {"HugeOffsets", Special::huge_offsets, "q=bf16 layout=hnd index=i64 heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
@@ -157,7 +162,10 @@ std::vector<Hazard> shapes_and_scores() {
         // Distances beyond 256, which 8 bits of a mantissa no longer hold.
         "heads=6:3 d=16 page=16 alibi=1 lse=1 reqs=3@900,1@500"}},
       {"SinkDominates", {"heads=4:2 d=16 page=8 sinks=1 lse=1 reqs=5@30,1@60,1"}},
-      {"PeakySoftmax", {"heads=4:2 d=32 page=8 scale=2 lse=1 reqs=5@60,1@90"}},
+      {"PeakySoftmax",
+       {"heads=4:2 d=32 page=8 scale=2 lse=1 reqs=5@60,1@90",
+        // A product of 1e9 that is rounded before the maximum is subtracted is off by 64: weights become 0 or infinite.
+        "heads=4:2 d=64 page=16 scale=1e9 lse=1 reqs=5@60,1@90,70@20"}},
       {"SpeculativeRows",
        {"heads=4:2 d=16 page=8 reqs=2@50,3@51,4@52,5@53,6@54,7@55,8@56,9@57 lse=1",
         "heads=4:2 d=16 page=8 reqs=10@3,11@4,12@5,13@6,14@7,15@8,16@9,17@70"}},

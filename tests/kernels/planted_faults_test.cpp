@@ -45,6 +45,7 @@ const Planted kPlanted[] = {
     {"kv_head_modulo", "OddGroup"},
     {"page_size_shifted", "OddPage"},
     {"append_capped_at_512_threads", "WideToken"},
+    {"output_not_written", "GroupsOf8"},
     {"element_offset_32_bit", "HugeOffsets"},
     {"negative_slopes_as_zero", "NegativeSlopes"},
     {"alibi_origin_shifted", "NegativeSlopes"},

@@ -117,7 +117,10 @@ QUIRE_DEVICE void atomic_set(std::int32_t* at, std::int32_t value) { hip::atomic
 QUIRE_DEVICE void atomic_set(unsigned long long* at, unsigned long long value) { hip::atomic_set(at, value); }
 QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long value) { hip::store_for_host(at, value); }
 QUIRE_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-QUIRE_DEVICE float mul(float a, float b) { return a * b; }
+QUIRE_DEVICE float mul(float a, float b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
 QUIRE_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) { return static_cast<float>(__builtin_bit_cast(_Float16, code)); }
 QUIRE_DEVICE std::uint16_t f16_encode(float value) { return __builtin_bit_cast(std::uint16_t, static_cast<_Float16>(value)); }

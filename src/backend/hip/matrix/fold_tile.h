@@ -52,7 +52,7 @@ QUIRE_DEVICE void finish_scores(typename Gpu::Sums (&s)[kBlocks], const gpu::Att
     for (int i = 0; i < Gpu::kSums; ++i) {
       const auto distance = static_cast<float>(first + 16 * b + Gpu::sum_row(group, i) - row.q_pos);
       float& x = s[b].x[i];
-      x = plain ? x * base2 : kLog2e * semantics::score<semantics::FloatOps>(x, params, row.slope, distance);
+      x = plain ? gpu::mul(x, base2) : gpu::mul(kLog2e, semantics::score<semantics::FloatOps>(x, params, row.slope, distance));
     }
   }
   const bool seen_by_all = first >= rows.full_begin && first + 16 * kBlocks <= rows.full_end;
