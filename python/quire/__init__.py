@@ -29,8 +29,7 @@ from quire._attention_only import stand_in as _stand_in
 
 _stand_in(_quire)
 
-from quire._messages import explain_methods as _explain_methods
-from quire._messages import explained as _explained
+from quire._messages import explain_module as _explain_module
 from quire._messages import show_constructors as _show_constructors
 from quire._notebook import show_in_notebooks as _show_in_notebooks
 from quire._quire import (
@@ -91,37 +90,37 @@ from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify
 from quire.hooks import CaptureWarning, Recorder, capture, record
 
-# Wrong calls of these say which argument is wrong; the constructors of Batch and its like do so themselves.
-append = _explained(_quire.append)
-attend = _explained(_quire.attend)
-attend_status = _explained(_quire.attend_status)
-attend_with_fault = _explained(_quire.attend_with_fault)
-bind = _explained(_quire.bind)
-check = _explained(_quire.check)
-compare = _explained(_quire.compare)
-devices = _explained(_quire.devices)
-explain = _explained(_quire.explain)
-faults = _explained(_quire.faults)
-get_num_threads = _explained(_quire.get_num_threads)
-gpu_devices = _explained(_quire.gpu_devices)
-has_backend = _explained(_quire.has_backend)
-host_device = _explained(_quire.host_device)
-kernels = _explained(_quire.kernels)
-make_case = _explained(_quire.make_case)
-merge = _explained(_quire.merge)
-merge_many = _explained(_quire.merge_many)
-parse_problem_line = _explained(_quire.parse_problem_line)
-plan = _explained(_quire.plan)
-poison_case = _explained(_quire.poison_case)
-read_capture = _explained(_quire.read_capture)
-reduce_case = _explained(_quire.reduce_case)
-reference = _explained(_quire.reference)
-render_html = _explained(_quire.render_html)
-rules = _explained(_quire.rules)
-set_num_threads = _explained(_quire.set_num_threads)
-synchronize = _explained(_quire.synchronize)
-write_capture = _explained(_quire.write_capture)
-_explain_methods(BoundCall, Findings, PagePool, Plan, SlotLedger)
+# Wrong calls say which argument is wrong; the constructors of Batch and its like do so themselves.
+_explain_module(_quire)
+append = _quire.append
+attend = _quire.attend
+attend_status = _quire.attend_status
+attend_with_fault = _quire.attend_with_fault
+bind = _quire.bind
+check = _quire.check
+compare = _quire.compare
+devices = _quire.devices
+explain = _quire.explain
+faults = _quire.faults
+get_num_threads = _quire.get_num_threads
+gpu_devices = _quire.gpu_devices
+has_backend = _quire.has_backend
+host_device = _quire.host_device
+kernels = _quire.kernels
+make_case = _quire.make_case
+merge = _quire.merge
+merge_many = _quire.merge_many
+parse_problem_line = _quire.parse_problem_line
+plan = _quire.plan
+poison_case = _quire.poison_case
+read_capture = _quire.read_capture
+reduce_case = _quire.reduce_case
+reference = _quire.reference
+render_html = _quire.render_html
+rules = _quire.rules
+set_num_threads = _quire.set_num_threads
+synchronize = _quire.synchronize
+write_capture = _quire.write_capture
 _show_constructors(Batch, KVCache, Options, PagePool, SlotLedger)
 _show_in_notebooks(globals())
 _logging.getLogger("quire").addHandler(_logging.NullHandler())

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from quire._messages import shown
 from quire.errors import ArgumentError
 
 _ML_DTYPES = {
@@ -212,10 +213,24 @@ def stream_of(stream: Any, array: Any, ordinal: int) -> int:
 
 def as_bytes(array: Any) -> Any:
     """Views memory as uint8; for the workspace, whose element type does not matter."""
-    if is_torch(array):
-        return array.view(sys.modules["torch"].uint8)
-    if is_cupy(array):
-        return array.view(np.uint8)
-    if hasattr(array, "__dlpack_device__") and not isinstance(array, np.ndarray):
+    if hasattr(array, "__dlpack_device__") and not isinstance(array, np.ndarray) and not is_torch(array) and not is_cupy(array):
         return array  # on a device, perhaps: taken as it is, if its elements are bytes
-    return np.asarray(array).view(np.uint8)
+    if not hasattr(array, "shape") and not hasattr(array, "__array_interface__") and not isinstance(array, (bytearray, memoryview)):
+        raise ArgumentError(f"workspace: {shown(array)}, expected memory: an array")
+    try:
+        if is_torch(array):
+            return array.view(sys.modules["torch"].uint8)
+        return (array if is_cupy(array) else np.asarray(array)).view(np.uint8)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(f"workspace: {shown(array)} cannot be seen as bytes: {error}") from None
+
+
+def from_interface(array: Any, name: str) -> np.ndarray:
+    """What an ``__array_interface__`` describes, viewed."""
+    try:
+        view = np.asarray(array)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{name}: NumPy cannot read its __array_interface__: {error}") from None
+    if view.dtype == object:
+        raise ArgumentError(f"{name}: its __array_interface__ describes no numbers")
+    return view

@@ -211,14 +211,32 @@ def _mistake(parameters: list[_Parameter], args: tuple[Any, ...], kwargs: dict[s
     for p in parameters:
         if p.name in given and p.types and not any(_is(given[p.name], t) for t in p.types):
             return wrong_value(p.name, given[p.name], _words(p.types))
-    return ""
+    for bits in (64, 32):  # the types are right, so an integer is too large for the C++ type
+        for name, value in given.items():
+            if any(not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1) for number in _integers(value)):
+                return f"{name}: {shown(value)}, expected {bits} bits at most"
+    return "the arguments do not fit: " + ", ".join(f"{name} is {shown(value)}" for name, value in given.items())
 
 
-def explained(function: F, *, method: bool = False, name: str = "") -> F:
-    """Wraps a function so that a call that nanobind refuses raises an :class:`ArgumentError` that names the argument.
+def _integers(value: Any) -> list[int]:
+    """The integers of an argument: itself, or those of a list."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [int(v) for v in values if _is(v, "int")]
 
-    name: of the function that the user called, if that is another one.
-    """
+
+def _called(function: Any) -> str:
+    """What the user called: the outermost of the functions of this package that led here, or `function` itself."""
+    name, frame = function.__name__, inspect.currentframe()
+    while frame is not None and (module := frame.f_globals.get("__name__", "")).partition(".")[0] == "quire":
+        if module != __name__ and not frame.f_code.co_name.startswith(("_", "<")):
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
+
+
+def explained(function: F, *, method: bool = False) -> F:
+    """Wraps a function so that a call that nanobind refuses raises an :class:`ArgumentError` that names the argument, and the
+    function of this package that was called."""
     signatures = [_parameters(text, defaults) for text, _, defaults in function.__nb_signature__]  # type: ignore[attr-defined]
 
     @functools.wraps(function)
@@ -226,15 +244,18 @@ def explained(function: F, *, method: bool = False, name: str = "") -> F:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            if isinstance(error, ArgumentError) or "incompatible function arguments" not in str(error):
+            if not str(error).startswith(f"{function.__name__}(): incompatible function arguments"):
                 raise
-            mistakes = [_mistake(parameters, args[method:], kwargs) for parameters in signatures]
-            if not all(mistakes):
-                raise
-            raise ArgumentError(f"{name or function.__name__}(): {mistakes[-1]}") from None
+            mistake = _mistake(signatures[-1], args[method:], kwargs)
+            raise ArgumentError(f"{_called(function)}(): {mistake}") from None
 
     call.__signature__ = _signature(signatures[-1], method)  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def unknown_argument_of(function: Any, name: str) -> str:
+    """unknown_argument() for a function or method of nanobind."""
+    return unknown_argument(name, [p.name for p in _parameters(function.__nb_signature__[-1][0], None)])
 
 
 def _signature(parameters: list[_Parameter], method: bool = False) -> inspect.Signature:
@@ -268,9 +289,16 @@ def keywords_checked(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def explain_methods(*classes: type) -> None:
-    """Replaces the methods of nanobind classes by explained ones."""
-    for cls in classes:
-        for name, method in list(vars(cls).items()):
-            if type(method).__name__ == "nb_method" and not name.startswith("__"):
-                setattr(cls, name, explained(method, method=True))
+def explain_module(module: Any) -> None:
+    """Replaces the functions of a nanobind module, and the methods of its classes, by explained ones.
+
+    Functions for arrays of one layer stay as they are: quire.vllm and quire.torch call them for each layer, with arguments of
+    their own making.
+    """
+    for name, value in list(vars(module).items()):
+        if type(value).__name__ == "nb_func" and not name.endswith("_arrays"):
+            setattr(module, name, explained(value))
+        if isinstance(value, type):
+            for method_name, method in list(vars(value).items()):
+                if type(method).__name__ == "nb_method" and not method_name.startswith("__"):
+                    setattr(value, method_name, explained(method, method=True))

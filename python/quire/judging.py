@@ -10,7 +10,7 @@ from typing import Any
 
 from quire import _quire, targets
 from quire._crash_note import CrashNote
-from quire._messages import DTYPES, explained, keywords_checked, shown
+from quire._messages import DTYPES, keywords_checked, shown
 from quire._progress import Progress
 from quire._supports import TypePairs, as_function, type_pairs
 from quire.errors import ArgumentError
@@ -166,10 +166,10 @@ def diagnose(
                 raise ArgumentError("lse: is given without observed, the output that it belongs to")
             if case.observed is None:
                 raise ArgumentError(_no_output("the case has none of its own", case.batch))
-            return _logged(_diagnose_case(case, full, seconds, progress, profile))
+            return _logged(_quire.diagnose_case(case, full, seconds, progress, profile))
         batch, cache, options = case.batch, case.cache, case.options
     _check_inputs(batch, cache, options, observed)
-    return _logged(_diagnose_batch(batch, cache, options, observed, lse, full, seconds, progress, profile))
+    return _logged(_quire.diagnose_batch(batch, cache, options, observed, lse, full, seconds, progress, profile))
 
 
 def _logged(found: _quire.Diagnosis) -> _quire.Diagnosis:
@@ -177,8 +177,6 @@ def _logged(found: _quire.Diagnosis) -> _quire.Diagnosis:
     return found
 
 
-_diagnose_case = explained(_quire.diagnose_case, name="diagnose")
-_diagnose_batch = explained(_quire.diagnose_batch, name="diagnose")
 
 
 def _case_of(given: Any) -> _quire.Case:

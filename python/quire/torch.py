@@ -49,7 +49,7 @@ def _attend(
     q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, spans: Optional[Tensor] = None,
     prefix_lens: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None, tree_lens: Optional[Tensor] = None,
     attention_chunk: Optional[int] = None, prefix_len: Optional[int] = None, spans_beyond_window: bool = False, prepared: bool = False,
-    part: str = "",
+    k_block_scale: Optional[Tensor] = None, v_block_scale: Optional[Tensor] = None, part: str = "",
 ) -> Any:  # fmt: skip
     return _quire.attend_arrays(
         query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
@@ -57,7 +57,7 @@ def _attend(
         False,  # graphs of torch.compile own their memory, and find who else refers to it
         q_scale, output_scale, workspace, part or ("layer" if prepared else "call"),
         causal if causal_per_request is None else causal_per_request, q_begin, key_begin, window_right, spans, prefix_lens, tree_mask,
-        tree_lens, attention_chunk, prefix_len, spans_beyond_window,
+        tree_lens, attention_chunk, prefix_len, spans_beyond_window, k_block_scale, v_block_scale,
     )  # fmt: skip
 
 
@@ -86,10 +86,11 @@ _OF_A_CALL = (
     "Tensor? key_begin=None, SymInt? window_right=None, Tensor? spans=None, Tensor? prefix_lens=None, Tensor? tree_mask=None, "
     "Tensor? tree_lens=None, SymInt? attention_chunk=None, SymInt? prefix_len=None, bool spans_beyond_window=False"
 )
+_BLOCKS = "*, Tensor? k_block_scale=None, Tensor? v_block_scale=None"  # by name: prepare() has no `prepared` before them
 _define(
-    f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False) -> ()", _attend_op, _attend_fake
+    f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False, {_BLOCKS}) -> ()", _attend_op, _attend_fake
 )
-_define(f"prepare(Tensor query, Tensor output, {_OF_A_CALL.format(lse='')}) -> ()", _prepare_op, _attend_fake)
+_define(f"prepare(Tensor query, Tensor output, {_OF_A_CALL.format(lse='')}, {_BLOCKS}) -> ()", _prepare_op, _attend_fake)
 
 
 def _append(
@@ -169,6 +170,12 @@ def _flags(causal: Union[bool, Tensor, None]) -> tuple[bool, Optional[Tensor]]:
     return causal is not False, None
 
 
+def _v_head_dim(v: Tensor, layout: str, cache_dtype: str) -> int:
+    """V's head_dim, whatever the bytes of its rows (``cache.hpp``)."""
+    dims = v.shape[2 if layout.lower() == "packed" else 3]
+    return 512 if cache_dtype == "fp8_ds_mla" else 2 * dims if cache_dtype in ("nvfp4", "mxfp4") else dims
+
+
 def attend(
     query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
     output: Optional[Tensor] = None, lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None,
@@ -180,6 +187,7 @@ def attend(
     key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, spans: Optional[Tensor] = None,
     prefix_lens: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None, tree_lens: Optional[Tensor] = None,
     attention_chunk: Optional[int] = None, prefix_len: Optional[int] = None, spans_beyond_window: bool = False, prepared: bool = False,
+    k_block_scale: Optional[Tensor] = None, v_block_scale: Optional[Tensor] = None,
 ) -> Tensor:  # fmt: skip
     """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query`` (float8_e4m3fn with
     ``output_scale``).
@@ -187,7 +195,8 @@ def attend(
         out = sum_k exp(s(k) - m) V_k / (sum_k exp(s(k) - m) + exp(sink_h - m))       over visible k
 
     Tensors, shapes and dtypes are those of :class:`quire.Batch`, :class:`quire.KVCache` and :class:`quire.Options`; all on one device.
-    ``cache_dtype``: the Quire dtype of raw uint8 caches. ``max_query_len``, ``max_seq_len``: no request is longer (tokens; 0 = not
+    ``cache_dtype``: the Quire dtype of raw uint8 caches; "nvfp4" and "mxfp4" have ``k_block_scale`` and ``v_block_scale``.
+    ``max_query_len``, ``max_seq_len``: no request is longer (tokens; 0 = not
     said); on a GPU a tight bound makes the call faster, and a longer request breaks it: no row is written. ``workspace``: bytes on the
     device, of :func:`prepare`; None takes new ones. ``prepared``: :func:`prepare` came before with the same arguments but for addresses,
     and the layer only attends. ``causal``: one bool for all requests, or a tensor of one bool a request, [num_reqs] bool or uint8;
@@ -201,13 +210,12 @@ def attend(
         if query.dtype == torch.float8_e4m3fn:
             raise ArgumentError("output: None, expected a tensor: a float8_e4m3fn query does not say which type")
         dtype = query.dtype if output_scale is None else torch.float8_e4m3fn
-        dims = v.shape[2 if layout.lower() == "packed" else 3]
-        output = torch.empty((*query.shape[:-1], dims), dtype=dtype, device=query.device)
+        output = torch.empty((*query.shape[:-1], _v_head_dim(v, layout, cache_dtype)), dtype=dtype, device=query.device)
     torch.ops.quire.attend(
         query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
         layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
         workspace, *_flags(causal), q_begin, key_begin, window_right, spans, prefix_lens, tree_mask, tree_lens, attention_chunk,
-        prefix_len, spans_beyond_window, prepared,
+        prefix_len, spans_beyond_window, prepared, k_block_scale=k_block_scale, v_block_scale=v_block_scale,
     )  # fmt: skip
     return output
 
@@ -231,7 +239,8 @@ def prepare(
     Raises as :func:`attend` does. A layer without its preparation is raised by the next call or by :func:`quire.synchronize`.
     """
     if output is None:  # its shape and type are asked for, and nothing is written
-        output = torch.empty_like(query)
+        dims = _v_head_dim(v, options.get("layout", "nhd"), options.get("cache_dtype", ""))
+        output = torch.empty((*query.shape[:-1], dims), dtype=query.dtype, device=query.device)
     options["causal"], options["causal_per_request"] = _flags(options.get("causal", True))
     if workspace is None:
         size = workspace_bytes(query, output, k, v, query_start_loc, seq_lens, block_table, **options)

@@ -232,14 +232,9 @@ ArrayRef from_numpy(nb::handle object, const Reading& reading) {
   return from_interface(object, array_interface(object), reading, element);
 }
 
-/// Third parties that offer only the interface: the type string says what NumPy's dtype would.
+/// Third parties that offer only the interface: NumPy reads it.
 ArrayRef from_other_interface(nb::handle object, const Reading& reading) {
-  const std::string& name = reading.name;
-  const nb::dict interface = array_interface(object);
-  const nb::object dtype = nb::module_::import_("numpy").attr("dtype")(interface["typestr"]);
-  const Element element{nb::cast<std::string>(dtype.attr("name")), nb::cast<std::int64_t>(dtype.attr("itemsize"))};
-  if (!nb::cast<bool>(dtype.attr("isnative"))) refuse(name, "dtype " + element.name + " is not in native byte order");
-  return from_interface(object, interface, reading, element);
+  return from_numpy(arrays_function("from_interface")(object, reading.name), reading);
 }
 
 [[noreturn]] void refuse_device(const std::string& name, const std::string& device) {

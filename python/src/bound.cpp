@@ -322,7 +322,7 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                          nb::handle causal, nb::handle q_begin, nb::handle key_begin, std::optional<std::int64_t> window_right,
                          nb::handle spans, nb::handle prefix_lens, nb::handle tree_mask, nb::handle tree_lens,
                          std::optional<std::int64_t> attention_chunk, std::optional<std::int64_t> prefix_len,
-                         bool spans_beyond_window) {
+                         bool spans_beyond_window, nb::handle k_block_scale, nb::handle v_block_scale) {
   const std::optional<Part> asked = part_named(part, workspace);
   const quire::CacheLayout order = layout_named(layout);
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
@@ -344,6 +344,8 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
                                       : import_array(output, "output", Access::write, {}, Role::rows);
   now.cache.k_scale = import_scale(k_scale, "k_scale", now.cache.k, scales[0]);
   now.cache.v_scale = import_scale(v_scale, "v_scale", now.cache.k, scales[1]);
+  now.cache.k_block_scale = import_block_scales(k_block_scale, "k_block_scale", now.cache.k.view.dtype);
+  now.cache.v_block_scale = import_block_scales(v_block_scale, "v_block_scale", now.cache.v.view.dtype);
   now.batch.q_scale = import_scale(q_scale, "q_scale", now.batch.query, scales[2]);
   now.batch.output_scale = import_scale(output_scale, "output_scale", now.batch.query, scales[3]);
   now.options.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
@@ -372,6 +374,19 @@ nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::
   const ArrayRef place = import_workspace(workspace);
   if (place) check_workspace(now.batch.query, place);
   return call_cache().attend(now, order, o, most_rows, most_keys, stream, wait, remember, place ? &place : nullptr, *asked);
+}
+
+static_assert(quire::batch::kNumTensors == 28, "attend_arrays() and BoundCall.__call__ name each tensor of a layer");
+
+/// Refuses what nanobind would refuse in words of its own.
+void check_call(const nb::kwargs& others, nb::handle prepared) {
+  for (const auto& [name, value] : others) {
+    const nb::object words = nb::module_::import_("quire._messages").attr("unknown_argument_of");
+    const nb::object call = nb::type<PyBoundCall>().attr("__call__");
+    throw_error(Code::invalid_argument, "BoundCall(): " + nb::cast<std::string>(words(call, name)));
+  }
+  if (PyBool_Check(prepared.ptr()) == 0)
+    throw_error(Code::invalid_argument, "prepared: " + shown(prepared) + ", expected True or False");
 }
 
 constexpr const char* kBindDoc =
@@ -429,8 +444,9 @@ void bind_bound(nb::module_& m) {
           "__call__",
           [](const PyBoundCall& self, nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse,
              nb::handle key, nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
-             nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait, bool prepared,
-             nb::handle k_block_scale, nb::handle v_block_scale) {
+             nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait, nb::handle prepared,
+             nb::handle k_block_scale, nb::handle v_block_scale, const nb::kwargs& others) {
+            check_call(others, prepared);
             const GivenArrays given{.batch = {.query = query,
                                               .output = output,
                                               .key = key,
@@ -440,14 +456,14 @@ void bind_bound(nb::module_& m) {
                                               .output_scale = output_scale},
                                     .cache = {k, v, k_scale, v_scale, k_block_scale, v_block_scale},
                                     .options = {alibi_slopes, sinks}};
-            return self.call(given, stream, wait, prepared);
+            return self.call(given, stream, wait, prepared.ptr() == Py_True);
           },
           nb::arg("query") = nb::none(), nb::arg("k") = nb::none(), nb::arg("v") = nb::none(), nb::arg("output") = nb::none(),
           nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
           nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
           nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("q_scale") = nb::none(), nb::arg("output_scale") = nb::none(),
           nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(), nb::arg("prepared") = false,
-          nb::arg("k_block_scale") = nb::none(), nb::arg("v_block_scale") = nb::none(),
+          nb::arg("k_block_scale") = nb::none(), nb::arg("v_block_scale") = nb::none(), nb::arg("others"),
           nb::sig("def __call__(self, query: typing.Any | None = None, k: typing.Any | None = None, v: typing.Any | None = None, "
                   "output: typing.Any | None = None, lse: typing.Any | None = None, key: typing.Any | None = None, "
                   "value: typing.Any | None = None, k_scale: typing.Any | None = None, v_scale: typing.Any | None = None, "
@@ -488,7 +504,8 @@ void bind_bound(nb::module_& m) {
       nb::arg("output_scale") = none, nb::arg("workspace") = none, nb::arg("part") = "call", nb::arg("causal") = true,
       nb::arg("q_begin") = none, nb::arg("key_begin") = none, nb::arg("window_right") = none, nb::arg("spans") = none,
       nb::arg("prefix_lens") = none, nb::arg("tree_mask") = none, nb::arg("tree_lens") = none, nb::arg("attention_chunk") = none,
-      nb::arg("prefix_len") = none, nb::arg("spans_beyond_window") = false,
+      nb::arg("prefix_len") = none, nb::arg("spans_beyond_window") = false, nb::arg("k_block_scale") = none,
+      nb::arg("v_block_scale") = none,
       nb::sig(
           "def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
           "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
@@ -501,7 +518,8 @@ void bind_bound(nb::module_& m) {
           "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call', "
           "causal: typing.Any = True, q_begin: typing.Any = None, key_begin: typing.Any = None, window_right: int | None = None, "
           "spans: typing.Any = None, prefix_lens: typing.Any = None, tree_mask: typing.Any = None, tree_lens: typing.Any = None, "
-          "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False) -> typing.Any"),
+          "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False, "
+          "k_block_scale: typing.Any = None, v_block_scale: typing.Any = None) -> typing.Any"),
       "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
       "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
       "query_len is 1, else seq_len - query_len. causal: one bool, or one flag a request.");

@@ -18,7 +18,11 @@ namespace {
 using quire::Case;
 using Notes = std::map<std::string, std::string>;
 
-std::string path_text(nb::handle path) { return nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(path)); }
+std::string path_text(nb::handle path) {
+  if (!nb::isinstance<nb::str>(path) && !nb::isinstance<nb::bytes>(path) && !nb::hasattr(path, "__fspath__"))
+    throw_error(quire::Code::invalid_argument, "path: " + shown(path) + ", expected text or a path");
+  return nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(path));
+}
 
 PyCase read_capture(nb::handle path) {
   const std::string text = path_text(path);

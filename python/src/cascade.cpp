@@ -27,7 +27,13 @@ nb::tuple tuple_of(const SharedRun& run) { return nb::make_tuple(run.req_begin, 
 
 std::vector<SharedRun> runs_of(nb::handle runs) {
   std::vector<SharedRun> made;
-  for (const nb::handle run : runs) {
+  const nb::object list = nb::steal(PySequence_Tuple(runs.ptr()));
+  if (!list.is_valid()) {
+    PyErr_Clear();
+    throw_error(Code::invalid_argument,
+                "runs: " + shown(runs) + ", expected a list of (req_begin, req_end, page_begin, page_end)");
+  }
+  for (const nb::handle run : list) {
     const nb::object numbers = nb::steal(PySequence_Tuple(run.ptr()));
     if (!numbers.is_valid() || nb::len(numbers) != 4) {
       PyErr_Clear();

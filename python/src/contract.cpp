@@ -177,9 +177,8 @@ position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot.
 
 }  // namespace
 
-PyLedger::PyLedger(std::int64_t num_pages, std::int64_t page_size) : ledger(num_pages, page_size) {
-  if (num_pages < 0 || page_size < 1) throw_error(Code::invalid_argument, "SlotLedger: num_pages >= 0 and page_size >= 1");
-}
+PyLedger::PyLedger(std::int64_t num_pages, std::int64_t page_size)
+    : ledger(unwrap(quire::SlotLedger::create(num_pages, page_size))) {}
 
 void bind_contract(nb::module_& m) {
   bind_findings(m);

@@ -5,8 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "arrays.hpp"
@@ -22,10 +22,16 @@ using quire::ContextShard;
 using quire::Findings;
 using quire::HeadShard;
 
-std::int32_t narrow(std::int64_t value) { return static_cast<std::int32_t>(std::clamp<std::int64_t>(value, -1, 1 << 30)); }
+std::int32_t narrow(std::int64_t value, const char* name) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (value < -kMost || value > kMost)
+    throw_error(quire::Code::invalid_argument,
+                std::string(name) + ": " + std::to_string(value) + ", expected at most " + std::to_string(kMost) + " ranks");
+  return static_cast<std::int32_t>(value);
+}
 
 ContextShard context_shard(std::int64_t rank, std::int64_t world, std::int64_t interleave, std::int64_t span) {
-  return {.rank = narrow(rank), .world = narrow(world), .interleave = interleave, .span = span};
+  return {.rank = narrow(rank, "rank"), .world = narrow(world, "world"), .interleave = interleave, .span = span};
 }
 
 Findings check_slots(std::int64_t rank, std::int64_t world, std::int64_t interleave, std::int64_t span, nb::handle slot_mapping,
@@ -76,7 +82,7 @@ void bind_distributed(nb::module_& m) {
   m.def(
       "check_head_shard",
       [](std::int64_t rank, std::int64_t world, std::int64_t num_q_heads, std::int64_t num_kv_heads) {
-        return quire::check_shard(HeadShard{narrow(rank), narrow(world), num_q_heads, num_kv_heads});
+        return quire::check_shard(HeadShard{narrow(rank, "rank"), narrow(world, "world"), num_q_heads, num_kv_heads});
       },
       nb::arg("rank"), nb::arg("world"), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), "Rules Q-D01 and Q-D03.");
   m.def("check_shard_slots", &check_slots, nb::arg("rank"), nb::arg("world"), nb::arg("interleave"), nb::arg("span"),

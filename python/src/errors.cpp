@@ -4,6 +4,10 @@
 
 #include <nanobind/stl/string.h>
 
+#include <exception>
+#include <new>
+#include <stdexcept>
+
 namespace quire_python {
 namespace {
 
@@ -26,12 +30,32 @@ const char* class_name(quire::Code code) {
 
 }  // namespace
 
-void throw_status(const quire::Status& status) {
+namespace {
+
+void set_error(const quire::Status& status) {
   nb::object cls = nb::module_::import_("quire.errors").attr(class_name(status.code()));
   nb::object error = cls(status.message());
   error.attr("rule") = status.rule();
   PyErr_SetObject(cls.ptr(), error.ptr());
+}
+
+}  // namespace
+
+void throw_status(const quire::Status& status) {
+  set_error(status);
   throw nb::python_error();
+}
+
+void bind_errors() {
+  nb::register_exception_translator([](const std::exception_ptr& exception, void*) {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const std::bad_alloc&) {
+      set_error({quire::Code::out_of_memory, "out of memory"});
+    } catch (const std::length_error&) {  // a size that no memory has
+      set_error({quire::Code::out_of_memory, "out of memory"});
+    }
+  });
 }
 
 void throw_error(quire::Code code, std::string message) { throw_status(quire::Status(code, std::move(message))); }

@@ -341,9 +341,6 @@ void check_scale_writable(const ArrayRef& scale, const char* name) {
     throw_error(Code::invalid_argument, std::string(name) + ": the array of scales is read-only, but it is written");
 }
 
-namespace {
-
-/// Scales of blocks of 4-bit codes; raw bytes have the type that the codes ask for.
 ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType codes) {
   if (scales.is_none()) return {};
   const quire::DType type = quire::block_scale_type(codes);
@@ -352,8 +349,6 @@ ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType c
                                             "; dtype=\"nvfp4\" or \"mxfp4\" makes 4-bit codes of bytes");
   return import_array(scales, name, Access::read, std::string(quire::name(type)));
 }
-
-}  // namespace
 
 PyCache::PyCache(const Arguments& given) {
   const quire::CacheLayout layout = layout_named(given.text("layout", "nhd"));

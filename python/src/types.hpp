@@ -132,6 +132,8 @@ class PyOptions {
 nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream);
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
+/// Scales of blocks of 4-bit codes; raw bytes have the type that the codes ask for.
+ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType codes);
 /// Refuses scales of tokens that append() could not write.
 void check_scale_writable(const ArrayRef& scale, const char* name);
 

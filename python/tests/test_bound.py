@@ -8,6 +8,7 @@ import pytest
 from dense import FP8, make_job, packed
 
 import quire
+from quire import _quire
 
 
 def batch_of(job, **changes):
@@ -219,3 +220,13 @@ def test_block_scales_of_another_shape_or_over_the_output_are_named():
         with pytest.raises(quire.ContractError, match=f"output.*{name}|{name}.*output"):
             call(output=out, **{name: memory[: scales.nbytes].view(scales.dtype).reshape(scales.shape)})
         assert not memory.any()
+
+
+@pytest.mark.parametrize("kv", ["nvfp4", "mxfp4", "fp8_ds_mla heads=4:1 d=576 dv=512 latent=1"])
+def test_calls_of_arrays_take_block_scales_and_know_the_head_dim_of_v(kv):
+    case = case_of(kv)
+    b, c = case.batch, case.cache
+    scales = {name: getattr(c, name) for name in ("k_block_scale", "v_block_scale")}
+    args = b.query, None, np.asarray(c.k).view(np.uint8), np.asarray(c.v).view(np.uint8), b.query_start_loc, b.seq_lens, b.block_table
+    out = _quire.attend_arrays(*args, cache_dtype=c.dtype, **scales)
+    assert np.array_equal(out, quire.attend(b, c))

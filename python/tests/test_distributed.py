@@ -42,6 +42,7 @@ def test_equal_to_fp64_and_the_same_bits_on_every_rank(world, interleave, contig
 OPTIONS = {
     "window": dict(sliding_window=9),
     "window of one": dict(sliding_window=1),
+    "window of more": dict(sliding_window=2**40),
     "cap": dict(logits_soft_cap=5.0),
     "scale": dict(softmax_scale=0.5),
     "sinks": dict(sinks=np.array([0.5, -1.0, 3.0, 0.0], np.float32)),
@@ -101,6 +102,26 @@ def test_partial_results_in_the_type_of_the_query_are_rounded_once_more(dtype):
     assert np.array_equal(run(job, 3, 2)[0], run(job, 3, 2, partials="f32")[0])  # "auto" on a CPU
     with pytest.raises(quire.ArgumentError, match='partials: .*expected "auto"'):
         run(job, 3, 2, partials="f16")
+
+
+@pytest.mark.parametrize("how", [{}, {"exchange": "all_to_all"}, {"heads": "own"}, {"overlap": 2}, {"partials": "query"}])
+def test_v_may_have_a_head_dim_of_its_own(how):
+    job, world, dims = make_job(**LENGTHS, dtype="f16"), 2, 20
+
+    def body(group):
+        shard = shard_of(group.rank, world, 2, False)
+        cache, table = rank_cache(job, shard)
+        return attend(rank_batch(job, table), quire.KVCache(cache.k, cache.v[..., :dims]), group=group, shard=shard, **how)
+
+    outs = without_errors(on_ranks(Group.local(world), body))
+    whole = quire.Batch(query=job.q, query_start_loc=job.query_start_loc, seq_lens=job.seq_lens, block_table=job.block_table)
+    if "heads" in how:
+        outs = [np.concatenate(outs, axis=1)]
+    for out in outs:
+        assert out.shape == (*job.q.shape[:2], dims)
+        if how.get("partials") != "query":  # rounded once more
+            assert quire.compare(out, None, quire.reference(whole, quire.KVCache(job.k, job.v[..., :dims]))).ok
+        np.testing.assert_allclose(out.astype(np.float32), run(job, world, 2)[0][..., :dims].astype(np.float32), atol=2**-9)
 
 
 def test_bits_do_not_depend_on_who_arrives_first():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import quire
+from quire import _quire
 from quire.distributed import ContextShard, HeadShard, shards
 from quire.distributed._local_batch import local_lengths
 
@@ -98,12 +99,26 @@ def test_a_key_on_the_wrong_rank_is_a_finding():
         (lambda: ContextShard.contiguous(0, 2, 0), quire.ArgumentError, "span: 0, expected at least 1"),
         (lambda: ContextShard(0.5, 2), quire.ArgumentError, r"ContextShard: rank: 0.5 \(float\), expected an integer"),
         (lambda: HeadShard(0, 3, 32, 8), quire.ContractError, "Q-D03 world: 3, expected a divisor or a multiple of num_kv_heads = 8"),
+        (lambda: ContextShard(3, 4, interleave=2**62), quire.ContractError, "Q-D02 interleave: 4611686018427387904, expected at most 2147483647"),
+        (lambda: ContextShard.contiguous(3, 4, 2**31), quire.ContractError, "Q-D02 span: 2147483648, expected at most 2147483647"),
+        (lambda: ContextShard(0, 2**40), quire.ArgumentError, "world: 1099511627776, expected at most 2147483647 ranks"),
+        (lambda: ContextShard(0, 2, interleave=2**70), quire.ArgumentError, "interleave: 1180591620717411303424 .*expected an integer of 64 bits"),
+        (lambda: _quire.check_ranks([], [1, 2, 3]).raise_if_any(), quire.ContractError, "Q-D05 facts: 3 entries, expected 0 of each rank"),
         (lambda: shards(0, 6, 32, 8, contexts=4), quire.ArgumentError, "contexts: 4, expected a divisor of world = 6"),
     ],
 )
 def test_bad_shards_say_what_is_wrong(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_the_longest_runs_are_taken_in_any_integer_type():
+    most = 2**31 - 1
+    for shard in (ContextShard(1, 4, most), ContextShard.contiguous(1, 4, most), ContextShard(0, 2**20, most)):
+        for lengths in (np.array([5, most], np.int32), np.array([5, most], np.int64)):
+            assert shard.local_length(lengths).tolist() == [shard.local_length(5), shard.local_length(most)] == ([5, most] if shard.rank == 0 else [0, 0])
+            assert shard.local_length(lengths).dtype == lengths.dtype
+            assert shard.local_index(lengths - 1).tolist() == [4, most - 1] and shard.owner(lengths - 1).tolist() == [0, 0]
 
 
 def test_heads_and_contexts_together():
@@ -126,7 +141,7 @@ def visible(lengths, segment, row, window):
     return [j for j in range(keys) if (lengths.causal is not None and not lengths.causal[segment] or begin + j <= q) and (window is None or q - begin - j < window)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 33])
+@pytest.mark.parametrize("window", [None, 1, 5, 33, 2**40])
 def test_ranks_see_every_visible_key_once(window):
     query_lens, contexts = np.array([1, 7, 0, 20, 1, 3]), np.array([0, 30, 5, 0, 61, 2])
     starts = np.concatenate(([0], np.cumsum(query_lens)))

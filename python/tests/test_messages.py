@@ -2,6 +2,8 @@
 """What wrong calls say: the argument, what it is, what was expected; and the spellings that are taken."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -371,3 +373,80 @@ def test_a_table_filled_in_part_is_found_and_served(job):
     assert "Q-T22 block_table[1]" in str(findings)
     assert not quire.check(batch, cache_of(job), depth="tables")
     assert quire.attend(batch, cache_of(job)).shape == job.q.shape
+
+
+class Interface:
+    """An object with nothing but an array interface."""
+
+    def __init__(self, interface):
+        self.__array_interface__ = interface
+
+
+HUGE = 2**70
+WRONG = {
+    "threads beyond 32 bits": (lambda b, c: quire.set_num_threads(2**40), r"set_num_threads\(\): num_threads: 1099511627776 \(int\), expected 32 bits at most"),
+    "threads beyond 64 bits": (lambda b, c: quire.set_num_threads(HUGE), r"num_threads: 1180591620717411303424 \(int\), expected 64 bits at most"),
+    "tokens": (lambda b, c: quire.reference(b, c, tokens=[HUGE]), r"reference\(\): tokens: \[1180591620717411303424\] \(list\), expected 64 bits at most"),
+    "path": (lambda b, c: quire.read_capture(5), r"path: 5 \(int\), expected text or a path"),
+    "runs": (lambda b, c: quire.cascade.plan(b, c, runs=5), r"runs: 5 \(int\), expected a list of \(req_begin"),
+    "a batch for cascade": (lambda b, c: quire.cascade.plan(5, c), r"plan\(\): batch: 5 \(int\), expected a quire.Batch"),
+    "lists": (lambda b, c: quire.sparse.check(b, c, None, lists=3), r"check\(\): lists: 3 \(int\), expected a quire.KeyLists"),
+    "a bound": (lambda b, c: quire.plan(b, c, max_seq_len=HUGE), r"plan\(\): max_seq_len: 1180591620717411303424 \(int\), expected 64 bits at most"),
+    "a text for a workspace": (lambda b, c: quire.attend(b, c, workspace="abc"), r"workspace: 'abc' \(str\), expected memory: an array"),
+    "a number for a workspace": (lambda b, c: quire.bind(b, c, workspace=5), r"workspace: 5 \(int\), expected memory: an array"),
+    "a workspace with gaps": (lambda b, c: quire.attend(b, c, workspace=np.zeros((9, 9), np.float32)[:, ::2]), "workspace: .*cannot be seen as bytes"),
+    "a request": (lambda b, c: quire.PagePool(4).preempt(HUGE), r"preempt\(\): request: 1180591620717411303424 \(int\), expected 64 bits at most"),
+    "an interface without data": (lambda b, c: quire.KVCache(Interface({"shape": (2, 2), "typestr": "<f4", "version": 3}), c.v), "k: .*__array_interface__"),
+    "no interface": (lambda b, c: quire.KVCache(Interface(5), c.v), "k: .*__array_interface__"),
+    "a bound call": (lambda b, c: quire.bind(b, c)(valeu=5), r'BoundCall\(\): unknown argument "valeu"; did you mean value\?'),
+    "prepared": (lambda b, c: quire.bind(b, c)(prepared=5), r"prepared: 5 \(int\), expected True or False"),
+    "slots of a ledger": (lambda b, c: quire.SlotLedger(-1, 16), "SlotLedger num_pages: -1, expected >= 0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_wrong_call_ends_in_words_of_the_bindings(job, name):
+    call, text = WRONG[name]
+    with pytest.raises(quire.ArgumentError, match=text):
+        call(batch_of(job), cache_of(job))
+
+
+def test_every_function_and_method_of_the_module_is_explained():
+    from quire import _quire
+
+    bare = [name for name, value in vars(_quire).items() if type(value).__name__ == "nb_func"]
+    assert bare == ["append_arrays", "attend_arrays"], "called once a layer, with arguments that quire.vllm and quire.torch make"
+    methods = [f"{cls.__name__}.{name}" for cls in vars(_quire).values() if isinstance(cls, type)
+               for name, value in vars(cls).items() if type(value).__name__ == "nb_method" and not name.startswith("__")]  # fmt: skip
+    assert methods == []
+
+
+def test_an_interface_alone_is_an_array():
+    k = np.ones((2, 4, 1, 8), np.float32)
+    cache = quire.KVCache(Interface(k.__array_interface__), k)
+    assert (cache.dtype, cache.num_pages) == ("f32", 2)
+
+
+def test_no_memory_is_an_out_of_memory_error():
+    with pytest.raises(quire.OutOfMemoryError, match="SlotLedger: no memory for 1099511627776 pages of 16 slots") as caught:
+        quire.SlotLedger(2**40, 16)
+    assert isinstance(caught.value, MemoryError)
+    with pytest.raises(MemoryError):
+        quire.SlotLedger(2**36, 16)
+
+
+REFERENCE_WITHOUT_MEMORY = """
+import resource, quire
+c = quire.make_case("q=f32 heads=64:1 d=512 page=16 reqs=1500@1500 seed=1")
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+try:
+    quire.reference(c.batch, c.cache)
+except quire.OutOfMemoryError as error:
+    print("reference: out of memory" in str(error))
+"""
+
+
+def test_a_reference_without_memory_says_so():
+    ran = subprocess.run([sys.executable, "-c", REFERENCE_WITHOUT_MEMORY], capture_output=True, text=True)
+    assert ran.stdout.strip() == "True", ran.stderr[-800:]

@@ -187,3 +187,17 @@ def test_a_case_as_tensors_has_the_same_bits_and_memory(kv, layout):
     expected = quire.attend(case.batch, case.cache, case.options)
     assert torch.equal(out, ops.as_tensor(expected))
     assert ops.as_tensor(out) is out
+
+
+@pytest.mark.parametrize("kv", ["fp8_ds_mla heads=4:1 d=576 dv=512 latent=1", "nvfp4 heads=4:2 d=64", "mxfp4 heads=4:2 d=64"])
+def test_rows_whose_bytes_are_no_elements(kv):
+    case = quire.make_case(f"q=f32 kv={kv} page=16 reqs=3x1@200,50@7 seed=3")
+    b, c = case.batch, case.cache
+    raw = lambda array: torch.from_numpy(np.asarray(array).view(np.uint8))  # noqa: E731
+    blocks = {name: raw(getattr(c, name)) for name in ("k_block_scale", "v_block_scale") if getattr(c, name) is not None}
+    index = [torch.from_numpy(np.asarray(a)) for a in (b.query_start_loc, b.seq_lens, b.block_table)]
+    call = torch.from_numpy(b.query), raw(c.k), raw(c.v), *index
+    out = ops.attend(*call, cache_dtype=c.dtype, **blocks)
+    assert np.array_equal(out.numpy(), quire.attend(b, c))
+    place = ops.prepare(*call, cache_dtype=c.dtype, **blocks)
+    assert torch.equal(ops.attend(*call, cache_dtype=c.dtype, workspace=place, prepared=True, **blocks), out)

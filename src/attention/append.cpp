@@ -2,6 +2,7 @@
 // Stage: attention. append() goes to where the cache is. A ledger and the tags that it records come together.
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"
+#include "batch/caught.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
@@ -21,11 +22,13 @@ Status check_tags_given(const Tensor& slot_mapping, const AppendOptions& options
 }  // namespace
 
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
-              const AppendOptions& options) {
+              const AppendOptions& options) try {
   if (Status s = check_tags_given(slot_mapping, options); !s.ok()) return s;
   if (const gpu::Vendor* vendor = attention::vendor_of(cache.k.memory))
     return gpu::append(*vendor, cache, key, value, slot_mapping, options);
   return cpu::append(cache, key, value, slot_mapping, options);
+} catch (...) {
+  return batch::caught("append");
 }
 
 }  // namespace quire

@@ -4,6 +4,7 @@
 #include "attention/beside.h"
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"
+#include "batch/caught.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
@@ -18,7 +19,7 @@ Status other_memory(const Plan& plan, const Batch& batch) {
 }  // namespace
 
 Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
-              const AttendOptions& attend_options) {
+              const AttendOptions& attend_options) try {
   if (!has_backend(plan.device.backend))
     return {Code::unsupported, formatted("attend: the plan was made for device {}, but this build has no {} kernels",
                                          plan.device.name, name(plan.device.backend))};
@@ -26,15 +27,19 @@ Status attend(const Plan& plan, const Batch& batch, const KVCache& cache, const 
   if (vendor != attention::vendor_of(device::memory_of(plan.device.backend))) return other_memory(plan, batch);
   if (vendor != nullptr) return gpu::attend(*vendor, plan, batch, cache, options, workspace, attend_options);
   return cpu::attend(plan, batch, cache, options, workspace, attend_options);
+} catch (...) {
+  return batch::caught("attend");
 }
 
 Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const Options& options, std::span<std::byte> workspace,
-               const AttendOptions& attend_options) {
+               const AttendOptions& attend_options) try {
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   if (!has_backend(plan.device.backend) || vendor != attention::vendor_of(device::memory_of(plan.device.backend)))
     return attend(plan, batch, cache, options, workspace, attend_options);  // it refuses, in its own words
   if (vendor != nullptr) return gpu::prepare(*vendor, plan, batch, cache, options, workspace, attend_options);
   return cpu::prepare(plan, batch, cache, options, workspace, attend_options);
+} catch (...) {
+  return batch::caught("prepare");
 }
 
 Status attention::attend_beside(const gpu::Call& longer, const gpu::Call& shorter, const AttendOptions& attend_options) {

@@ -7,6 +7,7 @@
 
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"
+#include "batch/caught.h"
 #include "batch/fields.h"
 #include "contract/values.h"
 #include "quire/attention.hpp"
@@ -112,7 +113,7 @@ bool plainly_sound(const Pairs& pairs, std::span<const std::byte> workspace) {
 BoundAttend::BoundAttend(Plan plan, const Batch& batch, const KVCache& cache, const Options& options)
     : plan_(std::move(plan)), batch_(batch), cache_(cache), options_(options), workspace_bytes_(quire::workspace_bytes(plan_)) {}
 
-Result<BoundAttend> BoundAttend::make(Plan plan, const Batch& batch, const KVCache& cache, const Options& options) {
+Result<BoundAttend> BoundAttend::make(Plan plan, const Batch& batch, const KVCache& cache, const Options& options) try {
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   const Depth depth = vendor != nullptr ? Depth::metadata : Depth::tables;
   if (const Findings findings = check(batch, cache, options, depth); !findings.ok()) return findings.status();
@@ -121,6 +122,8 @@ Result<BoundAttend> BoundAttend::make(Plan plan, const Batch& batch, const KVCac
                                                     name(plan.device.backend), plan.device.name, name(batch.query.memory)));
   if (Status s = vendor != nullptr ? gpu::admit(*vendor, plan, batch, cache, options) : cpu::runs_here(plan); !s.ok()) return s;
   return BoundAttend(std::move(plan), batch, cache, options);
+} catch (...) {
+  return batch::caught("bind");
 }
 
 bool BoundAttend::same_call(const Batch& batch, const KVCache& cache, const Options& options) const noexcept {
@@ -139,7 +142,7 @@ Status BoundAttend::prepare(const Batch& batch, const KVCache& cache, const Opti
 }
 
 Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& cache, const Options& options,
-                          std::span<std::byte> workspace, const AttendOptions& attend_options) const {
+                          std::span<std::byte> workspace, const AttendOptions& attend_options) const try {
   const Call bound{batch_, cache_, options_}, now{batch, cache, options};
   const Pairs pairs = pairs_of(bound, now);
   if (!same_tensors(pairs) || !same_choices(bound, now)) return other_call(pairs, bound, now);
@@ -155,6 +158,8 @@ Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& c
   }
   const gpu::Part part = preparation ? gpu::Part::preparation : gpu::part_of(attend_options);
   return gpu::enqueue_admitted(*vendor, plan_, batch, cache, options, workspace, part, attend_options);
+} catch (...) {
+  return batch::caught("bound call");
 }
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "batch/caught.h"
 #include "capture/text.h"
 #include "quire/problem.hpp"
 #include "semantics/latent_row.h"
@@ -600,7 +601,7 @@ constexpr std::string_view kBlanks = " \t\r\n";
 
 }  // namespace
 
-Result<ProblemLine> parse_problem_line(std::string_view text) {
+Result<ProblemLine> parse_problem_line(std::string_view text) try {
   ProblemLine line;
   Values values;
   for (std::size_t at = text.find_first_not_of(kBlanks); at != text.npos; at = text.find_first_not_of(kBlanks)) {
@@ -625,9 +626,11 @@ Result<ProblemLine> parse_problem_line(std::string_view text) {
   if (line.problem.v_dtype == line.problem.kv_dtype) line.problem.v_dtype = DType::none;
   if (Status s = check_combinations(line); !s.ok()) return s;
   return line;
+} catch (...) {
+  return batch::caught("parse_problem_line");
 }
 
-Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
+Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) try {
   std::vector<ProblemLine> lines;
   for (std::int64_t number = 1; !text.empty(); ++number) {
     std::string_view row = text;
@@ -635,10 +638,12 @@ Result<std::vector<ProblemLine>> parse_problem_lines(std::string_view text) {
     cut_after(row, '#');
     if (row.find_first_not_of(kBlanks) == row.npos) continue;
     Result<ProblemLine> line = parse_problem_line(row);
-    if (!line.ok()) return Status(Code::parse_error, formatted("line {}: {}", number, line.status().message()));
+    if (!line.ok()) return Status(line.status().code(), formatted("line {}: {}", number, line.status().message()));
     lines.push_back(std::move(line).value());
   }
   return lines;
+} catch (...) {
+  return batch::caught("parse_problem_lines");
 }
 
 std::string to_string(const Problem& p) {

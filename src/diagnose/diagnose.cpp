@@ -145,6 +145,7 @@ Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options) try {
   if (const std::string error = duration_error(options.seconds); !error.empty())
     return Status(Code::invalid_argument, "diagnose: seconds: " + error);
   const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+  if (!findings.ok() && findings.items.empty()) return findings.status();
   if (!findings.ok()) return diagnose_detail::broken_batch(findings);
   if (Status s = diagnose_detail::check_observed(c); !s.ok()) return s;
   return diagnose_detail::search(c, options);

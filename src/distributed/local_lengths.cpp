@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of one rank's batch, from the lengths of the whole batch.
+#include "batch/caught.h"
 #include "quire/distributed.hpp"
 #include "text/formatted.h"
 
@@ -87,7 +88,7 @@ Status check_lengths(std::span<const std::int64_t> starts, std::span<const std::
 }  // namespace
 
 Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const std::int64_t> query_start_loc,
-                                   std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window) {
+                                   std::span<const std::int64_t> seq_lens, std::optional<std::int64_t> sliding_window) try {
   if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();
   if (Status s = check_lengths(query_start_loc, seq_lens, sliding_window); !s.ok()) return s;
   if (shard.contiguous()) return of_contiguous(shard, query_start_loc, seq_lens);
@@ -97,6 +98,8 @@ Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const st
     for (std::int64_t i = 0; i < rows; ++i) segments.add_row(static_cast<std::int64_t>(r), seq_lens[r] - rows + i);
   }
   return segments.take();
+} catch (...) {
+  return batch::caught("local_lengths");
 }
 
 }  // namespace quire

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's slots and tables, derived from the global ones by the shard's functions.
+#include "batch/caught.h"
 #include "quire/distributed.hpp"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
@@ -8,7 +9,7 @@ namespace quire {
 
 Result<std::vector<std::int64_t>> local_slots(const ContextShard& shard, std::span<const std::int64_t> positions,
                                               std::span<const std::int64_t> requests, std::span<const std::int64_t> local_table,
-                                              std::int64_t pages_per_request, std::int64_t page_size) {
+                                              std::int64_t pages_per_request, std::int64_t page_size) try {
   if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();
   if (requests.size() != positions.size() || page_size < 1 || pages_per_request < 0)
     return Status(Code::invalid_argument,
@@ -29,10 +30,12 @@ Result<std::vector<std::int64_t>> local_slots(const ContextShard& shard, std::sp
     slots[t] = local_table[static_cast<std::size_t>(requests[t] * pages_per_request + column)] * page_size + local % page_size;
   }
   return slots;
+} catch (...) {
+  return batch::caught("local_slots");
 }
 
 Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::int64_t> table, std::int64_t pages_per_request,
-                               std::span<const std::int64_t> lengths, std::int64_t page_size) {
+                               std::span<const std::int64_t> lengths, std::int64_t page_size) try {
   if (const Findings findings = check_shard(shard, page_size); !findings.ok()) return findings.status();
   if (static_cast<std::int64_t>(table.size()) != static_cast<std::int64_t>(lengths.size()) * pages_per_request)
     return Status(Code::invalid_argument, formatted("local_table: {} entries, expected {} requests of {} pages", table.size(),
@@ -55,6 +58,8 @@ Result<LocalTable> local_table(const ContextShard& shard, std::span<const std::i
           table[r * static_cast<std::size_t>(pages_per_request) + static_cast<std::size_t>(column)];
     }
   return local;
+} catch (...) {
+  return batch::caught("local_table");
 }
 
 }  // namespace quire

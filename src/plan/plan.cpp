@@ -109,16 +109,6 @@ Result<Plan> make_plan(Problem&& problem, const Device& device, const PlanSettin
   return plan;
 }
 
-/// make_plan(), where memory may run out.
-Result<Plan> make_plan_within_memory(Problem&& problem, const Device& device, const PlanSettings& settings,
-                                     const Assumed* assumed = nullptr) {
-  try {
-    return make_plan(std::move(problem), device, settings, assumed);
-  } catch (...) {
-    return batch::caught("plan");
-  }
-}
-
 /// The tighter of what the shapes allow and what the caller says, with a sentence on where it comes from.
 std::int64_t assume(Assumed& assumed, const char* what, std::int64_t from_shapes, const std::string& shapes, std::int64_t said) {
   const bool tighter = said > 0 && said < from_shapes;
@@ -153,21 +143,25 @@ Result<Plan> plan_unread(const Batch& batch, const KVCache& cache, const Options
   const Result<Device> device = device::device_at(batch.query.memory, ordinal.value());
   if (!device.ok()) return device.status();
   const Assumed assumed = assume_bounds(batch, cache, settings);
-  return make_plan_within_memory(problem_of(batch, cache, options), device.value(), settings, &assumed);
+  return make_plan(problem_of(batch, cache, options), device.value(), settings, &assumed);
 }
 
 }  // namespace
 
-Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings) {
-  return make_plan_within_memory(std::move(problem), device, settings);
+Result<Plan> plan(Problem problem, const Device& device, const PlanSettings& settings) try {
+  return make_plan(std::move(problem), device, settings, nullptr);
+} catch (...) {
+  return batch::caught("plan");
 }
 
-Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) {
+Result<Plan> plan(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) try {
   const bool on_device = device::runtime_of(batch.query.memory) != nullptr;
   const Findings findings = check(batch, cache, options, on_device ? Depth::metadata : Depth::tables);
   if (!findings.ok()) return findings.status();
   if (on_device) return plan_unread(batch, cache, options, settings);
   return plan(problem_of(batch, cache, options), host_device(), settings);
+} catch (...) {
+  return batch::caught("plan");
 }
 
 std::size_t workspace_bytes(const Plan& plan) noexcept {

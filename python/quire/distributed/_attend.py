@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
-from quire._arrays import empty_bytes_like, empty_like, empty_part_like, is_torch, typed_view
+from quire._arrays import empty_bytes_like, empty_part_like, is_torch, typed_view
 from quire._messages import keywords_checked, shown
 from quire.distributed._capture import write_rank
 from quire.distributed._exchange import Exchange, Layout, bits_of, choose_exchange, empty_stack, join_heads
@@ -129,6 +129,7 @@ def _facts(batch: Any, cache: Any, options: Any, step: ShardedPlan, contents: bo
         "num_tokens": int(batch.query.shape[0]),
         "num_q_heads": int(batch.query.shape[1]),
         "head_dim": int(batch.query.shape[2]),
+        "v_head_dim": int(cache.v_head_dim),
         "num_reqs": int(batch.seq_lens.shape[0]),
         "query_start_loc (digest)": bits_of(batch.query_start_loc),
         "seq_lens (digest)": bits_of(batch.seq_lens),
@@ -209,11 +210,11 @@ def _prepare(
     overlap: int, batch_invariant: bool, parts: int | None,
 ) -> ShardedPlan:  # fmt: skip
     _refuse(batch, options, shard, group)
-    num_tokens, num_q_heads, head_dim = batch.query.shape
+    num_tokens, num_q_heads, _ = batch.query.shape
     itemsize = 4 if batch.dtype == "f32" else 2
     if partials == "auto":
         partials = "query" if _on_gpu(batch.query) and batch.dtype in ("f16", "bf16") else "f32"
-    layout = Layout(int(num_tokens), int(num_q_heads), int(head_dim), itemsize if partials == "query" else 4)
+    layout = Layout(int(num_tokens), int(num_q_heads), int(cache.v_head_dim), itemsize if partials == "query" else 4)
     page_size = int(cache.k.shape[{"nhd": 1, "hnd": 2, "packed": 3}[cache.layout]])
     several = parts is not None and check_parts(parts, shard, page_size, exchange, overlap) > shard.world
     if several:
@@ -320,8 +321,8 @@ def attend(
 
     Equal to :func:`quire.attend` over all keys within the tolerance of numerics.md, and the same bits on every rank.
 
-    batch: as :func:`plan` says. batch.output and batch.lse, if given, are written: [num_tokens, num_q_heads, head_dim], or with
-        heads="own" [num_tokens, num_q_heads / world, head_dim].
+    batch: as :func:`plan` says. batch.output and batch.lse, if given, are written: [num_tokens, num_q_heads, v_head_dim], or
+        with heads="own" [num_tokens, num_q_heads / world, v_head_dim].
     plan: of :func:`plan`, for a step of many layers: ranks are not compared, and nothing but results is exchanged; lengths in host
         memory are those of the plan. None: plans now, with
         shard, exchange, heads, check, partials and overlap.
@@ -414,7 +415,7 @@ def _all_heads(outs: Any, lses: Any, batch: Any, group: Group) -> Any:
         own, lse = _quire.merge_many(outs, lses, own, None, output_scale=batch.output_scale)
     gathered = empty_part_like(own, (group.world, num_tokens, heads, head_dim))
     group.all_gather(own, gathered)
-    output = empty_like(batch.query) if batch.output is None else batch.output
+    output = empty_part_like(batch.query, (num_tokens, group.world * heads, head_dim)) if batch.output is None else batch.output
     join_heads(gathered, output)
     if batch.lse is not None:
         gathered_lse = empty_part_like(lse, (group.world, num_tokens, heads))

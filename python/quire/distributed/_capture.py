@@ -27,13 +27,14 @@ def rank_note(shard: ContextShard, heads: str) -> str:
 
 
 def _all_heads(own: Any, batch: Any, shard: ContextShard) -> Any:
-    """A rank's share of the heads among NaN: captures have outputs like the query."""
+    """A rank's share of the heads among NaN: captures have outputs of all heads."""
     heads = batch.query.shape[1]
+    shape = (*batch.query.shape[:2], own.shape[-1])
     first = shard.rank * heads // shard.world
     if is_torch(own):
-        whole = own.new_full(tuple(batch.query.shape), float("nan"))
+        whole = own.new_full(shape, float("nan"))
     else:
-        whole = np.empty(tuple(batch.query.shape), own.dtype)
+        whole = np.empty(shape, own.dtype)
         whole.view(np.uint8)[...] = 0xFF  # NaN in every floating type
     whole[:, first : first + own.shape[1]] = own
     return whole

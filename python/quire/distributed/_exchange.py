@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partial results of a step in one buffer, so that one exchange moves both outputs and log-sum-exps, and the choice of exchange.
 
-    buffer [num_q_heads, block] f32:  a head's outputs [num_tokens, head_dim], then its lse [num_tokens], each padded to 16 bytes
+    buffer [num_q_heads, block] f32:  a head's outputs [num_tokens, V's head_dim], then its lse [num_tokens], each padded to 16 bytes
 
 Heads come first, so a rank's share of the heads is contiguous: the same buffer serves all-gather and all-to-all.
 """
@@ -26,7 +26,7 @@ def transposed(array: Any, *axes: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Layout of the partial results of one step. itemsize: bytes of an output element; below 4 outputs have the query's dtype."""
+    """Layout of the partial results of one step. head_dim: of V. itemsize: bytes of an output element; below 4 outputs have the query's dtype."""
 
     num_tokens: int
     num_q_heads: int

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from quire import _quire
-from quire._arrays import empty_bytes_like, empty_like, is_torch
+from quire._arrays import empty_bytes_like, empty_part_like, is_torch
 from quire._messages import shown
 from quire.distributed._exchange import Layout, empty_stack
 from quire.distributed._groups import Group
@@ -113,7 +113,8 @@ def attend_overlapped(
             group.all_gather(chunk.part, chunk.received)
             arrived.append(streams.arrived())
     with group.guard():
-        output = empty_like(batch.query) if batch.output is None else batch.output
+        shape = (*batch.query.shape[:2], chunks[0].layout.head_dim)
+        output = empty_part_like(batch.query, shape) if batch.output is None else batch.output
         for chunk, event in zip(chunks, arrived):
             streams.wait(event)
             outs, lses = chunk.layout.views(chunk.received, query.dtype)

@@ -14,11 +14,16 @@ from quire._messages import shown
 from quire.errors import ArgumentError
 
 
+_MOST = 2**31 - 1  # tokens of a request (Q-T07)
+
+
 def _integers(of: Any, *names: str) -> None:
     for name in names:
         value = getattr(of, name)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise ArgumentError(f"{type(of).__name__}: {name}: {shown(value)}, expected an integer")
+        if not -(2**63) <= int(value) < 2**63:
+            raise ArgumentError(f"{type(of).__name__}: {name}: {shown(value)}, expected an integer of 64 bits")
         object.__setattr__(of, name, int(value))
 
 
@@ -50,7 +55,8 @@ class ContextShard:
         owner(p) = p // interleave % world                    interleaved: the order of vLLM's decode context parallel
                  = min(p // span, world - 1)                  contiguous (span > 0): the last rank also holds what follows
 
-    interleave: tokens that lie together before the next rank's begin (>= 1). A multiple of the page size shards whole pages.
+    interleave: tokens that lie together before the next rank's begin (1 to 2**31 - 1). A multiple of the page size shards whole
+    pages. span: at most 2**31 - 1.
     Raises ContractError (Q-D01, Q-D02), ArgumentError.
     """
 
@@ -94,15 +100,16 @@ class ContextShard:
         """Number of positions below each one that its owner holds: the place in the owner's cache."""
         if self.span:
             return positions - self.owner(positions) * self.span
-        return positions // (self.interleave * self.world) * self.interleave + positions % self.interleave
+        return positions // self.interleave // self.world * self.interleave + positions % self.interleave
 
     def local_length(self, lengths: Any) -> Any:
         """Number of positions in [0, length) that this rank holds."""
         if self.span:
             last = self.rank + 1 == self.world
-            return _clip(lengths - self.rank * self.span, 0, None if last else self.span)
-        round_ = self.interleave * self.world
-        return lengths // round_ * self.interleave + _clip(lengths % round_ - self.rank * self.interleave, 0, self.interleave)
+            return _clip(lengths - min(self.rank * self.span, _MOST), 0, None if last else self.span)
+        turn = lengths // self.interleave  # no product of run and world: it may be more than an int32 array holds
+        whole, of_round = turn // self.world, turn % self.world
+        return (whole + (of_round > self.rank)) * self.interleave + (of_round == self.rank) * (lengths % self.interleave)
 
     def global_position(self, indices: Any) -> Any:
         """The position that has each local index on this rank."""
