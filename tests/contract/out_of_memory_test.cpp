@@ -78,6 +78,7 @@ TEST(OutOfMemory, IsAStatusOfEveryCall) {
   const ProblemLine line = parse_problem_line(kLine).value();
   Case c = make_case(line).value();
   const Plan planned = plan(c.batch, c.cache, c.options).value();
+  const BoundAttend bound = BoundAttend::make(planned, c.batch, c.cache, c.options).value();
   const Cascade cascade = plan_cascade(c.batch, c.cache, c.options, {.always = true}).value();
   Workspace memory;
   const std::span<std::byte> workspace = memory.at_least(workspace_bytes(planned) + workspace_bytes(cascade));
@@ -89,7 +90,7 @@ TEST(OutOfMemory, IsAStatusOfEveryCall) {
   const std::pair<const char*, std::function<Status()>> calls[] = {
       {"check", [&] { return check(c.batch, c.cache, c.options).status(); }},
       {"plan", [&] { return status_of(plan(c.batch, c.cache, c.options)); }},
-      {"bind", [&] { return status_of(BoundAttend::make(planned, c.batch, c.cache, c.options)); }},
+      {"bound call", [&] { return bound.run(c.batch, c.cache, c.options, workspace); }},
       {"attend", [&] { return attend(planned, c.batch, c.cache, c.options, workspace); }},
       {"reference", [&] { return status_of(reference(c.batch, c.cache, c.options)); }},
       {"make_case", [&] { return status_of(make_case(line)); }},

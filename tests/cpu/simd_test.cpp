@@ -134,6 +134,14 @@ TEST(Simd, Fp8LoadsMatchTheTablesWhichMatchTheFormats) {
   }
 }
 
+/// A type that the loads of elements do not know was read as fp8_e5m2fnuz once: it ends the process.
+TEST(SimdDeathTest, ATypeWithoutALoadEndsTheProcess) {
+  const std::uint8_t codes[64] = {};
+  float y[64];
+  for (const DType dtype : {DType::nvfp4, DType::mxfp4, DType::fp8_ds_mla, DType::i32, DType::none})
+    for (const SimdProbe* p : probes()) EXPECT_DEATH(p->load_fp8({codes, dtype, {}, nullptr}, y, 64), "") << name(dtype);
+}
+
 /// Rows of 4-bit codes of every scale: row `scale` of a head has this scale in all of its blocks, and each code in all places of
 /// a block. Pages of 5 tokens, 3 heads, rows with gaps between them; the other heads hold other codes and NaN scales.
 struct FourBitRows {
