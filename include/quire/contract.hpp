@@ -60,7 +60,7 @@ class SlotLedger;
 /// this step's append then. `total` 1 with no items means that the rules were not applied, for the reason that `failure` gives
 /// (out_of_memory, say). Tensors in device memory are copied to the host for the rules that read them, after waiting for the
 /// device: the findings are the same wherever the batch lives. At depth contents the device looks first, and the cache is copied
-/// only if something is wrong.
+/// only if something is wrong, or if the ledger has digests to compare it with.
 Findings check(const Batch& batch, const KVCache& cache, const Options& options, Depth depth = Depth::contents,
                const SlotLedger* ledger = nullptr);
 
@@ -94,19 +94,33 @@ struct WriteTag {
 ///
 /// Rules: a read of position p of request r from slot s is sound iff s was written (Q-L01), by r or by a request that
 /// shared the page with r (Q-L02), for position p (Q-L03), and since the page was last handed out (Q-L04).
+///
+/// A ledger with digests also knows what was written: 64 bits of K and 64 of V, block scales and scales of tokens included, taken
+/// after each append() and compared by check() at depth contents (Q-L07). 24 bytes a slot more. Both read the slots once; a slot
+/// of a device's cache is read through a copy of its page, which waits for the device. A change goes unseen once in 2^64.
 class SlotLedger {
  public:
-  SlotLedger(std::int64_t num_pages, std::int64_t page_size);  ///< create(), but 0 pages where it fails, which Q-L05 reports
+  /// create(), but 0 pages where it fails, which Q-L05 reports
+  SlotLedger(std::int64_t num_pages, std::int64_t page_size, bool digests = false);
   /// num_pages >= 0 pages of page_size >= 1 slots, or invalid_argument; out_of_memory where no memory holds them.
-  static Result<SlotLedger> create(std::int64_t num_pages, std::int64_t page_size);
+  static Result<SlotLedger> create(std::int64_t num_pages, std::int64_t page_size, bool digests = false);
   ~SlotLedger();
   SlotLedger(SlotLedger&&) noexcept;
   SlotLedger& operator=(SlotLedger&&) noexcept;
 
   /// Starts step `step`, which later writes carry. Steps only grow.
   void begin_step(std::int64_t step);
-  /// Records that the slot was written for `tag` in the current step. Ignores slots out of range (append refuses them first).
+  /// Records that the slot was written for `tag` in the current step. Ignores slots out of range (append refuses them first). The
+  /// bytes are unknown until remember() is called.
   void record(std::int64_t slot, WriteTag tag);
+  /// Records that slot `to[i]` now has what slot `from[i]` had, tokens that were moved or copied: writer, position and digest.
+  /// All of `from` are read before any of `to` is written. A member of `tags[i]` that is not negative replaces that of the
+  /// source. invalid_argument, and nothing recorded, for lists of unlike lengths, slots outside the ledger, or one slot twice in
+  /// `to`.
+  Status move(std::span<const std::int64_t> from, std::span<const std::int64_t> to, std::span<const WriteTag> tags = {});
+  /// Records digests of what the cache holds in these slots now; append() does so for what it writes. Slots are those of
+  /// record(). invalid_argument without digests; contract_violation for a broken cache, or one of other sizes.
+  Status remember(const KVCache& cache, std::span<const std::int64_t> slots);
   /// Lets `request` read what others wrote in this page, from now on (prefix sharing).
   void share(std::int64_t page, std::int64_t request);
   /// Records that the page went back to the pool: its slots are stale for every request until written again.
@@ -121,9 +135,17 @@ class SlotLedger {
   Entry entry(std::int64_t slot) const;                             ///< default values for a slot out of range
   bool shared_with(std::int64_t page, std::int64_t request) const;  ///< whether share(page, request) was called
 
+  /// What a slot holds by the ledger: 0 and 0 if that is unknown.
+  struct Digest {
+    std::uint64_t k = 0, v = 0;
+    std::int64_t moved_from = -1;  ///< slot that move() named; -1: written here
+  };
+  bool has_digests() const noexcept;
+  Digest digest(std::int64_t slot) const;
+
   std::int64_t num_pages() const noexcept;
   std::int64_t page_size() const noexcept;      ///< tokens
-  std::int64_t slots_written() const noexcept;  ///< record() calls so far
+  std::int64_t slots_written() const noexcept;  ///< record() calls so far, and slots that move() wrote
   std::int64_t slots_read() const noexcept;     ///< slots that check() looked up so far
 
   void note_reads(std::int64_t count) const noexcept;  ///< used by check()

@@ -113,6 +113,33 @@ void bind_rules(nb::module_& m) {
       "Every rule of the contract, in order.");
 }
 
+void move(PyLedger& ledger, nb::handle src, nb::handle dst, nb::handle request_ids, nb::handle positions) {
+  const std::vector<std::int64_t> from = index_list(src, "src"), to = index_list(dst, "dst");
+  std::vector<quire::WriteTag> tags(request_ids.is_none() && positions.is_none() ? 0 : to.size());
+  const auto fill = [&](nb::handle values, const char* name, std::int64_t quire::WriteTag::* member) {
+    if (values.is_none()) return;
+    const std::vector<std::int64_t> list = index_list(values, name);
+    if (list.size() != to.size())
+      throw_error(Code::invalid_argument, std::string(name) + ": " + std::to_string(list.size()) + " entries, expected " +
+                                              std::to_string(to.size()) + " as dst");
+    for (std::size_t i = 0; i < list.size(); ++i) tags[i].*member = list[i];
+  };
+  fill(request_ids, "request_ids", &quire::WriteTag::request);
+  fill(positions, "positions", &quire::WriteTag::position);
+  require_ok(ledger.ledger.move(from, to, tags));
+}
+
+void remember(PyLedger& ledger, const PyCache& cache, nb::handle slots) {
+  const std::vector<std::int64_t> list = index_list(slots, "slots");
+  const quire::KVCache& c = cache.checked();
+  quire::Status status;
+  {
+    const nb::gil_scoped_release unlocked;
+    status = ledger.ledger.remember(c, list);
+  }
+  require_ok(status);
+}
+
 void bind_ledger(nb::module_& m) {
   using Entry = quire::SlotLedger::Entry;
   nb::class_<Entry>(m, "LedgerEntry", "Who wrote a slot last; request -1 means never written.")
@@ -127,15 +154,20 @@ void bind_ledger(nb::module_& m) {
   nb::class_<PyLedger>(m, "SlotLedger", R"(A per-slot record of who wrote it and when: fed by append(), consulted by check().
 
 With a ledger, check() also finds reads of slots never written (Q-L01), written for another request (Q-L02), for another
-position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot. Not thread-safe.)")
+position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot. Not thread-safe.
+
+digests=True: the ledger also keeps 64 bits of K and 64 of V of each slot, scales of the slot included, taken after each append().
+check() at depth "contents" then finds slots that changed since, or were not moved as move() said (Q-L07). 24 bytes a slot more;
+append() and check() read the slots once more, and wait for a GPU.)")
       .def(
           "__init__",
           [](PyLedger* self, const nb::args& args, const nb::kwargs& kwargs) {
-            const Arguments given("SlotLedger", {"num_pages", "page_size"}, 2, args, kwargs);
+            const Arguments given("SlotLedger", {"num_pages", "page_size", "digests"}, 2, args, kwargs);
             for (const char* name : {"num_pages", "page_size"}) given.required(name);
-            new (self) PyLedger(given.integer("num_pages").value_or(-1), given.integer("page_size").value_or(-1));
+            new (self) PyLedger(given.integer("num_pages").value_or(-1), given.integer("page_size").value_or(-1),
+                                given.flag("digests", false));
           },
-          nb::sig("def __init__(self, num_pages: int, page_size: int) -> None"))
+          nb::sig("def __init__(self, num_pages: int, page_size: int, *, digests: bool = False) -> None"))
       .def(
           "begin_step", [](PyLedger& l, std::int64_t step) { l.ledger.begin_step(step); }, nb::arg("step"),
           "Starts step `step`; later writes carry it. Steps only grow.")
@@ -144,7 +176,19 @@ position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot.
           [](PyLedger& l, std::int64_t slot, std::int64_t request, std::int64_t position) {
             l.ledger.record(slot, {.request = request, .position = position});
           },
-          nb::arg("slot"), nb::arg("request"), nb::arg("position"), "Slot was written for this token in the current step.")
+          nb::arg("slot"), nb::arg("request"), nb::arg("position"),
+          "Slot was written for this token in the current step. Its bytes are unknown until remember().")
+      .def("move", &move, nb::arg("src"), nb::arg("dst"), nb::kw_only(), nb::arg("request_ids") = nb::none(),
+           nb::arg("positions") = nb::none(),
+           nb::sig("def move(self, src: numpy.typing.ArrayLike, dst: numpy.typing.ArrayLike, *, "
+                   "request_ids: numpy.typing.ArrayLike | None = None, positions: numpy.typing.ArrayLike | None = None) -> None"),
+           R"(Tokens were moved or copied: slot dst[i] now has what slot src[i] had. Page p is the slots p * page_size and on.
+
+Writer, position and digest follow; request_ids and positions, where given, replace the source's. All of src are read before any of
+dst is written. A move that was not carried out, or otherwise, is then found by check() of a ledger with digests.)")
+      .def("remember", &remember, nb::arg("cache"), nb::arg("slots"),
+           nb::sig("def remember(self, cache: KVCache, slots: numpy.typing.ArrayLike) -> None"),
+           "Takes digests of what the cache holds in these slots now, for writers other than append(). Needs digests=True.")
       .def(
           "share", [](PyLedger& l, std::int64_t page, std::int64_t request) { l.ledger.share(page, request); }, nb::arg("page"),
           nb::arg("request"), "From now on `request` may read what others wrote in this page.")
@@ -165,6 +209,7 @@ position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot.
           nb::arg("page"), nb::arg("request"))
       .def_prop_ro("num_pages", [](const PyLedger& l) { return l.ledger.num_pages(); })
       .def_prop_ro("page_size", [](const PyLedger& l) { return l.ledger.page_size(); })
+      .def_prop_ro("has_digests", [](const PyLedger& l) { return l.ledger.has_digests(); })
       .def_prop_ro(
           "slots_written", [](const PyLedger& l) { return l.ledger.slots_written(); }, "Writes recorded so far.")
       .def_prop_ro(
@@ -177,8 +222,8 @@ position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot.
 
 }  // namespace
 
-PyLedger::PyLedger(std::int64_t num_pages, std::int64_t page_size)
-    : ledger(unwrap(quire::SlotLedger::create(num_pages, page_size))) {}
+PyLedger::PyLedger(std::int64_t num_pages, std::int64_t page_size, bool digests)
+    : ledger(unwrap(quire::SlotLedger::create(num_pages, page_size, digests))) {}
 
 void bind_contract(nb::module_& m) {
   bind_findings(m);
@@ -194,7 +239,7 @@ void bind_contract(nb::module_& m) {
 
 depth: "metadata" (dtypes, shapes, strides, options), "tables" (index tensors and scales as well), "contents" (every visible
 query, key and value element is finite as well, and no request sees a slot of the cache twice). A ledger, if given, is consulted
-from "tables" on. The GIL is released.)");
+from "tables" on, and its digests at "contents". The GIL is released.)");
 }
 
 }  // namespace quire_python

@@ -7,7 +7,7 @@
 namespace quire_python {
 
 struct PyLedger {
-  PyLedger(std::int64_t num_pages, std::int64_t page_size);
+  PyLedger(std::int64_t num_pages, std::int64_t page_size, bool digests);
   quire::SlotLedger ledger;
 };
 

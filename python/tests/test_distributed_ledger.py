@@ -89,7 +89,7 @@ def test_slots_of_another_interleave():
 def test_slots_of_another_request_and_recycled_pages():
     job = job_of()
     swapped = Rank(job, shard_of(0, 2, 4), ids=IDS[[0, 1, 2, 4, 3]])
-    assert any("Q-L02" in text and "request 73 reads position 0" in text and "request 74" in text for text in messages(swapped))
+    assert any("Q-L02" in text and "request 73 reads positions 0 to 3" in text and "request 74" in text for text in messages(swapped))
     shared = Rank(job, shard_of(0, 2, 4))
     assert shared.found().ok
     shared.ledger.recycle(int(shared.table[3, 1]))

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attention. append() goes to where the cache is. A ledger and the tags that it records come together.
+// Stage: attention. append() goes to where the cache is, and tells the ledger of what was written. A ledger and the tags that it
+// records come together.
 #include "attention/dispatch.h"
 #include "backend/cpu/entry.h"
 #include "batch/caught.h"
+#include "contract/values.h"
 #include "quire/attention.hpp"
 #include "text/formatted.h"
 
@@ -24,9 +26,11 @@ Status check_tags_given(const Tensor& slot_mapping, const AppendOptions& options
 Status append(const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options) try {
   if (Status s = check_tags_given(slot_mapping, options); !s.ok()) return s;
-  if (const gpu::Vendor* vendor = attention::vendor_of(cache.k.memory))
-    return gpu::append(*vendor, cache, key, value, slot_mapping, options);
-  return cpu::append(cache, key, value, slot_mapping, options);
+  const gpu::Vendor* vendor = attention::vendor_of(cache.k.memory);
+  Status written = vendor != nullptr ? gpu::append(*vendor, cache, key, value, slot_mapping, options)
+                                     : cpu::append(cache, key, value, slot_mapping, options);
+  if (!written.ok() || options.ledger == nullptr) return written;
+  return contract::record_append(*options.ledger, cache, slot_mapping, options.tags);
 } catch (...) {
   return batch::caught("append");
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include "batch/caught.h"
 #include "batch/fields.h"
@@ -123,7 +124,8 @@ void apply_to_batch(Context& c, Depth depth) {
   copies.copy_tables();
   apply_value_rules(copies.context());
   if (depth < Depth::contents) return;
-  const bool finite = finite_on_device(c);
+  const bool compares_digests = c.ledger != nullptr && c.ledger->has_digests();
+  const bool finite = !compares_digests && finite_on_device(c);
   apply_distinct_slot_rules(copies.context());
   if (finite) return;
   copies.copy_elements();
@@ -232,6 +234,22 @@ Findings contract::check_values(const Batch& batch, const KVCache& cache, const 
                      num_pages(cache), page_size(cache), num_kv_heads(cache), head_dim(cache),
                      v_head_dim(cache)};
     apply_value_rules(context);
+  });
+}
+
+Findings contract::check_cache(const KVCache& cache, const SlotLedger* ledger) noexcept {
+  return collect([&](Report& report) {
+    const Batch none;
+    const Options options;
+    Context context{none, cache, options, ledger, report};
+    constexpr std::string_view required[] = {"cache.k", "cache.v"};
+    std::vector<NamedTensor> tensors;
+    batch::for_each_tensor([&](const batch::TensorField& f, const Tensor& t) { tensors.push_back({f.name, &t}); },
+                           batch::CachePart{cache});
+    apply_tensor_rules(report, tensors, required, cache.k);
+    apply_cache_shape_rules(context, DType::none);
+    apply_scale_shape_rules(context);
+    apply_append_ledger_rules(context);
   });
 }
 

@@ -205,8 +205,7 @@ void cached(Context& c, RuleId rule, bool is_k) {
 }
 
 bool cache_readable(const Context& c, const Tensor& side) {
-  return c.pages_sound && readable(side) && is_cached(side.dtype) &&
-         !c.report.broken({M04, M05, M07, M36, M51, M52, M53, M54, M55, T13});
+  return stored_rows_readable(c, side) && is_cached(side.dtype) && !c.report.broken(T13);
 }
 
 void c02_cached_key(Context& c) {
@@ -224,6 +223,7 @@ void apply_content_rules(Context& c) {
   c02_cached_key(c);
   c03_cached_value(c);
   apply_latent_content_rules(c);
+  apply_ledger_content_rules(c);
   c04_key(c);
   c05_value(c);
 }

@@ -100,6 +100,11 @@ std::optional<std::int64_t> page_of(const Context& c, const semantics::IndexView
   return page;
 }
 
+bool stored_rows_readable(const Context& c, const Tensor& side) noexcept {
+  using enum RuleId;
+  return c.pages_sound && readable(side) && !c.report.broken({M04, M05, M07, M36, M51, M52, M53, M54, M55, R01, R02});
+}
+
 std::int64_t request_id(const Context& c, std::int64_t request) noexcept {
   return is_index_array(c.batch.request_ids, c.sizes.num_reqs) ? semantics::index_view(c.batch.request_ids)[request] : request;
 }

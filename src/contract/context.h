@@ -130,6 +130,9 @@ void for_each_visible_run(const Context& c, std::int64_t request, Visit&& visit)
   walk(std::max(keys.begin, gap.end), keys.end);
 }
 
+/// Whether the codes of K or V, and the scales that are the rows' own, may be read at every page.
+bool stored_rows_readable(const Context& c, const Tensor& side) noexcept;
+
 /// The request's stable id: request_ids[r], or r.
 std::int64_t request_id(const Context& c, std::int64_t request) noexcept;
 
@@ -172,6 +175,13 @@ void apply_distinct_slot_rules(Context& c);
 void apply_scale_rules(Context& c);
 void apply_batch_slot_rules(Context& c);
 void apply_ledger_rules(Context& c);
+/// Q-L07: reads the cache.
+void apply_ledger_content_rules(Context& c);
+/// Whether, by the ledger, entry j of a request's row of block_table is the slot of its position j: slots, where pages are
+/// expected.
+bool table_holds_slots(const Context& c, std::int64_t request) noexcept;
+inline constexpr std::string_view kTableHoldsSlots =
+    "entry j of this row is the slot of position j: the table holds slots, pages are expected";
 /// The rules of apply_ledger_rules() for the keys that a rank holds. The batch has the lengths of the whole requests, and the
 /// rank's block_table.
 void apply_shard_ledger_rules(Context& c, const ContextShard& shard);

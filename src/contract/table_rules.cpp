@@ -183,7 +183,8 @@ void t03_page_ids(Context& c, std::int64_t r, const IndexView& row, std::int64_t
   for (std::int64_t column = first; column < last; ++column) {
     const std::int64_t page = row[column];
     if ((page >= 0 && page < num_pages) || c.report.counted(T03)) continue;
-    c.report.add(T03, "block_table", {r, column}, formatted("page {}", page), formatted("in [0, {})", num_pages));
+    c.report.add(T03, "block_table", {r, column}, formatted("page {}", page), formatted("in [0, {})", num_pages),
+                 table_holds_slots(c, r) ? kTableHoldsSlots : "");
   }
 }
 

@@ -560,6 +560,14 @@ void add_ledger_cases(Cases& cases) {
       "Q-L04 block_table[1][4]: request 71 reads position 16 from page 9 offset 0, which was written by request 71 for "
       "position 16 in step 4 and recycled since, expected a slot written after its page was handed out",
       [](B& b) { b.ledger.recycle(9); }));
+  cases.push_back(broken_batch("Q-L07",
+                               "Q-L07 block_table[0][1]: request 70 reads position 6 from page 3 offset 2, which was written by "
+                               "request 70 for position 6 in "
+                               "step 4, V changed since, expected the bytes of that write",
+                               [](B& b) {
+                                 b.keep_digests();
+                                 b.v_at(3, 2) = -b.v_at(3, 2);
+                               }));
   cases.push_back(broken_batch("Q-L05", "Q-L05 ledger: 8 pages of 4, expected 16 pages of 4 as the cache",
                                [](B& b) { b.ledger = SlotLedger(8, 4); }));
   cases.push_back(broken_append("Q-L05", "Q-L05 ledger: 8 pages of 4, expected 16 pages of 4 as the cache",

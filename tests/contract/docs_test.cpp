@@ -24,7 +24,9 @@ constexpr Family kFamilies[] = {
     {'T', "Tables", "The values of index tensors, scales, slopes and sinks. O(num_reqs + pages in use)."},
     {'S', "Slots", "Where new tokens are written: `check()` with a `slot_mapping`, and `check_append()`."},
     {'L', "Ledger",
-     "Who wrote what is read, at depth tables and deeper if a `SlotLedger` is given. Call `check()` after the step's append."},
+     "Who wrote what is read, at depth tables and deeper if a `SlotLedger` is given. Call `check()` after the step's append. "
+     "At depth contents, if the ledger has digests, also what was written. Slots in a row that break a rule alike are one "
+     "finding."},
     {'C', "Contents", "The values that attention reads, and no others. O(bytes)."},
     {'G', "Merge", "The arguments of `check_merge()` and `check_merge_many()`."},
     {'D', "Distributed", "Shards, by `check_shard()`, and what ranks say about one step, by `check_ranks()` (distributed.hpp)."},

@@ -148,6 +148,15 @@ class SmallBatch {
     batch.value = Tensor::contiguous(wide.data(), DType::f32, kTokens, kKvHeads, kDims);
   }
 
+  /// The ledger knows what the slots hold.
+  void keep_digests() {
+    ledger = SlotLedger(kPages, kPage, /*digests=*/true);
+    fill_cache();
+    std::vector<std::int64_t> slots(kPages * kPage);
+    for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int64_t>(i);
+    if (!ledger.remember(cache, slots).ok()) use_ledger = false;
+  }
+
   /// The cache of request 1 loses its first eight tokens: pages 7, 8, 9 are its first.
   void drop_head_of_request_1() {
     ask_for_masks();

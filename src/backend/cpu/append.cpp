@@ -123,13 +123,7 @@ Status append(const KVCache& cache, const Tensor& key, const Tensor& value, cons
     }
   };
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-  if (Status s = parallel_for("append", executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task); !s.ok()) return s;
-
-  if (options.ledger != nullptr) {
-    for (std::int64_t t = 0; t < num_tokens; ++t)
-      if (slots[t] >= 0) options.ledger->record(slots[t], options.tags[static_cast<std::size_t>(t)]);
-  }
-  return {};
+  return parallel_for("append", executor, (num_tokens + kTokensPerTask - 1) / kTokensPerTask, task);
 }
 
 }  // namespace quire::cpu

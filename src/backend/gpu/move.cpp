@@ -1,32 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// append(), derive_cached_lens(), merge() and merge_many(): check the metadata, enqueue. With a ledger append() looks at the
-// slots too, and waits.
+// append(), derive_cached_lens(), merge() and merge_many(): check the metadata, enqueue. With a ledger append() checks the slots
+// too, and waits.
 
 #include <tuple>
 
 #include "backend/gpu/current_device.h"
 #include "backend/gpu/entry.h"
 #include "backend/gpu/resolve.h"
-#include "device/staging.h"
 #include "semantics/page_walk.h"
 #include "text/formatted.h"
 
 namespace quire::gpu {
-namespace {
-
-Status record(const Tensor& slot_mapping, const AppendOptions& options) {
-  const std::int64_t count = slot_mapping.shape[0];
-  device::Staging staging;
-  Tensor on_host = slot_mapping;
-  if (Status s = staging.stage(on_host); !s.ok()) return s;
-  const semantics::IndexView slots = semantics::index_view(on_host);
-  for (std::int64_t t = 0; t < count; ++t)
-    if (slots[t] >= 0) options.ledger->record(slots[t], options.tags[static_cast<std::size_t>(t)]);
-  return {};
-}
-
-}  // namespace
-
 Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
               const AppendOptions& options) {
   const Depth depth = options.ledger != nullptr ? Depth::tables : Depth::metadata;
@@ -37,8 +21,6 @@ Status append(const Vendor& vendor, const KVCache& cache, const Tensor& key, con
   if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(vendor, ordinal.value());
   if (!current.status().ok()) return current.status();
-  if (options.ledger != nullptr)
-    if (Status s = record(slot_mapping, options); !s.ok()) return s;
   return vendor.enqueue_append(append_args(cache, key, value, slot_mapping), options.stream);
 }
 
