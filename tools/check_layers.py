@@ -57,8 +57,8 @@ ALLOWED = {
     "src/capture/": PUBLIC + SEMANTICS + FIELDS + THREADS + FILES,
     # How far a right kernel may be from the reference, and the comparison by it.
     "src/numerics/": PUBLIC + DTYPE_DECODE,
-    # Parts of a case that verify and bench share: the rows that are compared, and the case on a device.
-    "src/cases/": PUBLIC + TEXT + FIELDS + ["src/device/"],
+    # Parts of a case that verify and bench share: the rows that are compared, the case on a device, and its inputs as views.
+    "src/cases/": PUBLIC + TEXT + FIELDS + ["src/device/", "src/capture/spoiler.h"],
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
     "src/faults/": PUBLIC + DTYPE_DECODE + THREADS + CAUGHT,
     "src/report/": PUBLIC + DTYPE_DECODE + NUMERICS,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,18 +26,29 @@ struct Pictures;  // drawings of a page (src/report/pictures.h)
 /// Code::unsupported means refused (listed with its reason, not failed); every other error is a finding.
 using AttendCase = std::function<Status(const Case& c, std::string& kernel)>;
 
+/// Strides that an implementation takes on its inputs (check strided_inputs).
+enum class Strides : std::int32_t {
+  none = 0,  ///< every input is contiguous
+  rows = 1,  ///< as engines have: K and V in each other's pages or rows, slices of a fused qkv, other orders of dimensions; what
+             ///< the last dimension holds is adjacent, and no stride is negative
+  any = 2,   ///< also steps between elements, negative strides, and index tensors and scales with steps
+};
+std::string_view name(Strides strides) noexcept;                           ///< "none", "rows", "any"
+std::optional<Strides> strides_from_name(std::string_view text) noexcept;  ///< inverse of name()
+
 /// An implementation under test and its promises. Checks of a promise run only if the target gives the promise.
 struct Target {
   std::string name;  ///< "cpu_avx512", "torch.sdpa", ...
   AttendCase attend;
   bool deterministic = true;  ///< equal bits for equal input (check repeat; the poison checks then compare bits)
-  bool in_place = true;     ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
-  bool padding = false;     ///< takes batches with padding rows; otherwise hazards are asked without them
-  bool masks = false;       ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
-  bool v_head_dim = false;  ///< takes a V of another head_dim than K's, also as a part of K's rows; otherwise no matrix has one
-  bool token_scales = false;     ///< takes caches of i8 and fp8_ds_mla, and scales of tokens; otherwise no matrix has them
-  bool unlike_types = false;     ///< takes a V of another type than K's; otherwise no matrix has one
-  bool block_scales = false;     ///< takes nvfp4 and mxfp4 caches; otherwise no matrix has them
+  bool in_place = true;  ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
+  Strides strides = Strides::any;  ///< strides of inputs that it takes; others are not asked
+  bool padding = false;            ///< takes batches with padding rows; otherwise hazards are asked without them
+  bool masks = false;              ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
+  bool v_head_dim = false;    ///< takes a V of another head_dim than K's, also as a part of K's rows; otherwise no matrix has one
+  bool token_scales = false;  ///< takes caches of i8 and fp8_ds_mla, and scales of tokens; otherwise no matrix has them
+  bool unlike_types = false;  ///< takes a V of another type than K's; otherwise no matrix has one
+  bool block_scales = false;  ///< takes nvfp4 and mxfp4 caches; otherwise no matrix has them
   bool eight_bit_rows = false;   ///< takes queries and outputs of fp8_e4m3fn with scales; otherwise no matrix has them
   bool batch_invariant = false;  ///< a request has the same bits alone, in a batch and in chunks (alone, chunks)
   /// Rounds softmax weights to the type of the query before their product with V; tolerance: allow_rounded_weights().
@@ -105,7 +117,7 @@ std::string_view name(CaseStatus status) noexcept;
 std::string_view name(VerifyVerdict verdict) noexcept;
 
 /// Result of one check of one case. Checks (verify.md): values, lse, rows, nan_poison, garbage_poison, repeat, canaries, strides,
-/// threads, alone, chunks.
+/// strided_inputs, threads, alone, chunks.
 struct CheckResult {
   std::string check;
   CheckState state = CheckState::pass;

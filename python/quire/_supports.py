@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from quire.errors import ArgumentError
 
-__all__ = ["ATTRIBUTES", "TypePairs", "as_function", "type_pairs"]
+__all__ = ["ATTRIBUTES", "TypePairs", "as_function", "strides_of", "type_pairs"]
 
 TypePairs = Iterable[Union[str, tuple[str, str]]]
 
@@ -47,10 +47,16 @@ def as_function(supports: Any) -> Callable[[dict[str, Any]], bool] | None:
     if supports is None:
         return None
     if isinstance(supports, Mapping):
-        return _of_dict(supports)
+        of_problems = {name: wanted for name, wanted in supports.items() if name != "strides"}
+        return _of_dict(of_problems) if of_problems or not supports else None
     if not callable(supports):
         raise ArgumentError(f"supports: expected a dict or a function, got {type(supports).__name__}")
     return lambda attributes: bool(supports(SimpleNamespace(**attributes)))
+
+
+def strides_of(supports: Any) -> str:
+    """``strides`` of a dict, which is a property of the implementation and not of a problem; "" if it says none."""
+    return str(supports.get("strides", "")) if isinstance(supports, Mapping) else ""
 
 
 def _check_values(name: str, wanted: Any) -> None:

@@ -12,7 +12,7 @@ from quire import _quire, targets
 from quire._crash_note import CrashNote
 from quire._messages import DTYPES, keywords_checked, shown
 from quire._progress import Progress
-from quire._supports import TypePairs, as_function, type_pairs
+from quire._supports import TypePairs, as_function, strides_of, type_pairs
 from quire.errors import ArgumentError
 
 __all__ = ["diagnose", "soak", "verify"]
@@ -29,6 +29,10 @@ def _runner(target: Any, before: Callable[[str], None] | None = None) -> Any:
 def _supports_of(target: Any, given: Any) -> Callable[[dict[str, Any]], bool] | None:
     """Function that states the supported problems: the caller's, or the target's."""
     return as_function(getattr(target, "supports", None) if given is None else given)
+
+
+def _strides_of(target: Any, given: Any) -> str:
+    return strides_of(getattr(target, "supports", None) if given is None else given)
 
 
 def _several(names: str | Iterable[str]) -> list[str]:
@@ -71,8 +75,8 @@ def verify(
         attributes, ``{"query": ["f16", "bf16"], "kv": ["f16", "bf16"], "layout": "nhd", "sinks": False, "page_size": [16, 32]}``, each a
         value, some values or a function of the value; or a function of an object with these attributes that says yes or no. Attributes:
         query, kv, layout, num_q_heads, num_kv_heads, head_dim, v_head_dim, latent, page_size, reqs (of query_len, context_len, cached_len), sliding_window,
-        logits_soft_cap, softmax_scale, alibi, sinks, lse, k_scale, v_scale ("none", "tensor", "head", "token"), index, shared_pages, line. Default:
-        ``target.supports``, if there is one.
+        logits_soft_cap, softmax_scale, alibi, sinks, lse, k_scale, v_scale ("none", "tensor", "head", "token"), index, shared_pages, line. A
+        dict may also say ``"strides"``: "none", "rows" or "any" (:class:`quire.targets.Target`). Default: ``target.supports``, if there is one.
     disabled_checks: checks to leave out, by name.
     shrink: reduce failing cases to the smallest line that fails, for about shrink_seconds each.
     crash_file: holds the problem line of the case at work, and is removed at the end. A target that ends the process leaves the file
@@ -86,7 +90,7 @@ def verify(
         runner = _runner(target, note.write)
         verdict = _quire.verify_target(
             runner, _several(matrices), _several(lines), quick, power, peer_power, seed, random_cases, type_pairs(types), list(dims), _several(layouts),
-            says, _several(disabled_checks), shrink, shrink_seconds, line.case if progress is None else progress,
+            says, _strides_of(target, supports), _several(disabled_checks), shrink, shrink_seconds, line.case if progress is None else progress,
         )  # fmt: skip
     _log.info("verify: %r", verdict)
     return verdict
@@ -120,7 +124,7 @@ def soak(
     with Progress(progress is None) as line:
         result = _quire.soak_target(
             runner, minutes, "" if directory is None else os.fspath(directory), seed, type_pairs(types), list(dims), _several(layouts), says,
-            shrink, shrink_seconds, line.stage if progress is None else progress,
+            _strides_of(target, supports), shrink, shrink_seconds, line.stage if progress is None else progress,
         )  # fmt: skip
     _log.info("soak: %r", result)
     return result

@@ -172,6 +172,14 @@ void set_asked(Into& options, const std::vector<std::pair<std::string, std::stri
   }
 }
 
+/// Strides of inputs by name; an empty name leaves what the target says.
+void set_strides(Target& target, const std::string& text) {
+  if (text.empty()) return;
+  const std::optional<quire::Strides> strides = quire::strides_from_name(text);
+  if (!strides) throw_status({Code::invalid_argument, "strides: '" + text + "' is none of none, rows, any"});
+  target.strides = *strides;
+}
+
 Target target_of(const nb::object& runner, Interrupt& interrupt) {
   Target target;
   target.name = nb::cast<std::string>(runner.attr("name"));
@@ -180,6 +188,7 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
   target.rounded_weights = nb::cast<bool>(runner.attr("rounded_weights"));
   target.in_place = nb::cast<bool>(runner.attr("in_place"));
   target.batch_invariant = nb::cast<bool>(runner.attr("batch_invariant"));
+  set_strides(target, nb::cast<std::string>(runner.attr("strides")));
   target.padding = nb::cast<bool>(runner.attr("padding"));
   target.eight_bit_rows = nb::cast<bool>(runner.attr("eight_bit_rows"));
   target.token_scales = nb::cast<bool>(runner.attr("token_scales"));
@@ -191,6 +200,12 @@ Target target_of(const nb::object& runner, Interrupt& interrupt) {
     target.variants.emplace_back(nb::cast<std::string>(name), attend_with(nb::borrow(function), interrupt));
   target.skip = nb::cast<std::map<std::string, std::string>>(runner.attr("skip"));
   return target;
+}
+
+/// A kernel of Quire by its name, or a runner.
+Target made_target(const nb::object& target, Interrupt& interrupt) {
+  if (!nb::isinstance<nb::str>(target)) return target_of(target, interrupt);
+  return unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen));
 }
 
 Verdict run(const Target& target, const VerifyOptions& options, const Interrupt& interrupt) {
@@ -205,7 +220,7 @@ Verdict run(const Target& target, const VerifyOptions& options, const Interrupt&
 Verdict verify_target(const nb::object& target, std::vector<std::string> matrices, std::vector<std::string> lines, bool quick,
                       bool power, bool peer_power, std::uint64_t seed, std::int64_t random_cases,
                       const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
-                      const std::vector<std::string>& layouts, const nb::object& supports,
+                      const std::vector<std::string>& layouts, const nb::object& supports, const std::string& strides,
                       std::vector<std::string> disabled_checks, bool shrink, double shrink_seconds, const nb::object& progress) {
   Interrupt interrupt;
   VerifyOptions options;
@@ -222,16 +237,16 @@ Verdict verify_target(const nb::object& target, std::vector<std::string> matrice
   options.disabled_checks = std::move(disabled_checks);
   options.shrink = shrink;
   options.progress = progress_with(progress, interrupt);
-  if (nb::isinstance<nb::str>(target))
-    return run(unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen)), options, interrupt);
-  return run(target_of(target, interrupt), options, interrupt);
+  Target made = made_target(target, interrupt);
+  set_strides(made, strides);
+  return run(made, options, interrupt);
 }
 
 /// Ctrl-C ends a soak like its time limit; any other exception of a callback is rethrown.
 quire::SoakResult soak_target(const nb::object& target, double minutes, std::string directory, std::uint64_t seed,
                               const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
-                              const std::vector<std::string>& layouts, const nb::object& supports, bool shrink,
-                              double shrink_seconds, const nb::object& progress) {
+                              const std::vector<std::string>& layouts, const nb::object& supports, const std::string& strides,
+                              bool shrink, double shrink_seconds, const nb::object& progress) {
   Interrupt interrupt;
   quire::SoakOptions options;
   options.minutes = minutes;
@@ -254,9 +269,8 @@ quire::SoakResult soak_target(const nb::object& target, double minutes, std::str
       return false;
     }
   };
-  const Target made = nb::isinstance<nb::str>(target)
-                          ? unwrap(quire::backend_target(nb::cast<std::string>(target), current_threads().chosen))
-                          : target_of(target, interrupt);
+  Target made = made_target(target, interrupt);
+  set_strides(made, strides);
   quire::Result<quire::SoakResult> result = [&] {
     const nb::gil_scoped_release unlocked;
     return quire::soak({made}, options);
@@ -374,10 +388,10 @@ void bind_verify(nb::module_& m) {
         "What `quire verify --soak --json` prints.");
   m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("matrices"), nb::arg("lines"), nb::arg("quick"),
         nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("types"), nb::arg("dims"),
-        nb::arg("layouts"), nb::arg("supports").none(), nb::arg("disabled_checks"), nb::arg("shrink"), nb::arg("shrink_seconds"),
-        nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");
+        nb::arg("layouts"), nb::arg("supports").none(), nb::arg("strides"), nb::arg("disabled_checks"), nb::arg("shrink"),
+        nb::arg("shrink_seconds"), nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");
   m.def("soak_target", &soak_target, nb::arg("target"), nb::arg("minutes"), nb::arg("directory"), nb::arg("seed"),
-        nb::arg("types"), nb::arg("dims"), nb::arg("layouts"), nb::arg("supports").none(), nb::arg("shrink"),
+        nb::arg("types"), nb::arg("dims"), nb::arg("layouts"), nb::arg("supports").none(), nb::arg("strides"), nb::arg("shrink"),
         nb::arg("shrink_seconds"), nb::arg("progress").none(), "soak() for a backend's name or a quire.targets.Runner.");
 }
 

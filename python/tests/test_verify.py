@@ -43,7 +43,7 @@ def test_quick_hazards_with_power():
     verdict = quire.verify(right, quick=True)
     assert verdict, verdict.text
     assert verdict.power and all(m.killed for m in verdict.power if m.asked and m.can_show)
-    assert {m.family for m in verdict.power if not m.can_show} == {"positions", "shapes", "head_dims", "token_scales", "latent_rows", "block_scales", "unlike_types"}  # not asked: masks, a V and types of its own, scales of tokens and blocks, rows of MLA
+    assert {m.family for m in verdict.power if not m.can_show} == {"positions", "shapes", "head_dims", "token_scales", "latent_rows", "block_scales", "unlike_types", "strides"}  # not asked: steps between lengths, masks, a V and types of its own, scales of tokens and blocks, rows of MLA
 
 
 def test_an_in_place_target_is_asked_for_more():
@@ -314,3 +314,43 @@ def test_supports_refuses_values_that_no_case_has():
                            ({"query": ["bf16", "fp16"]}, "query is never 'fp16'")):  # fmt: skip
         with pytest.raises(quire.ArgumentError, match=text):
             quire.verify(right, quick=True, power=False, supports=supports)
+
+
+def as_contiguous(name):
+    """A kernel that knows the address and the shape of an input, and makes up its strides."""
+
+    def attend(batch, cache, options):
+        parts = parts_of(batch)
+        given = np.asarray(parts[name])
+        parts[name] = np.lib.stride_tricks.as_strided(given, given.shape, np.empty(given.shape, given.dtype).strides)
+        out = np.empty(batch.output.shape, batch.output.dtype)
+        return quire.attend(quire.Batch(**parts, output=out, dtype=batch.dtype), cache, options)
+
+    return attend
+
+
+@pytest.mark.parametrize("name", ["query", "block_table"])
+def test_a_kernel_that_reads_no_strides_is_found(name):
+    verdict = verify(as_contiguous(name), LINE.replace(" lse=1", ""))
+    (case,) = verdict.cases
+    assert {c.check for c in case.checks if c.state == "fail"} == {"strided_inputs"}, verdict.text
+    assert f"; {name} as a view is enough" in verdict.text
+
+
+def test_strides_are_asked_as_far_as_the_target_takes_them():
+    seen = {}
+
+    def attend(batch, cache, options):
+        seen["strided"] = seen.get("strided", False) or not np.asarray(batch.query).flags.c_contiguous
+        seen["negative"] = seen.get("negative", False) or min(np.asarray(cache.k).strides) < 0
+        return right(batch, cache, options)
+
+    for strides, strided, negative in (("none", False, False), ("rows", True, False), ("any", True, True)):
+        for by_attribute in (True, False):
+            seen.clear()
+            attend.strides = strides if by_attribute else "rows"
+            verdict = verify(attend, LINE, LINE.replace("seed=1", "seed=4"), **({} if by_attribute else {"supports": {"strides": strides}}))
+            assert verdict, verdict.text
+            assert seen == {"strided": strided, "negative": negative}, strides
+    with pytest.raises(quire.ArgumentError, match="strides: 'odd' is none of none, rows, any"):
+        verify(right, supports={"strides": "odd"})

@@ -10,6 +10,7 @@
 
 #include "batch/caught.h"
 #include "capture/fill.h"
+#include "capture/spoiler.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "semantics/block_scale.h"
@@ -21,48 +22,7 @@
 namespace quire {
 namespace {
 
-/// Elements become NaN, zero, or garbage of a size that no softmax average can hide; its sign varies from element to element.
-class Spoiler {
- public:
-  Spoiler(const Tensor& t, PoisonKind kind)
-      : data_(static_cast<std::byte*>(t.data)), size_(itemsize(t.dtype)), is_code4_(is_four_bit(t.dtype)) {
-    if (is_code4_) {  // no NaN: -6, or 6 of either sign
-      sign_varies_ = kind == PoisonKind::finite_garbage;
-      bits_[0][0] = kind == PoisonKind::zero ? std::byte{0} : sign_varies_ ? std::byte{7} : std::byte{15};
-      bits_[1][0] = std::byte{15};
-      return;
-    }
-    if (t.dtype == DType::fp8_e8m0) {  // garbage: 2^64
-      bits_[0][0] = bits_[1][0] = kind == PoisonKind::nan    ? std::byte{0xFF}
-                                  : kind == PoisonKind::zero ? std::byte{0}
-                                                             : std::byte{191};
-      return;
-    }
-    float value = kind == PoisonKind::zero ? 0.0f : capture::quiet_nan();
-    sign_varies_ = kind == PoisonKind::finite_garbage;
-    if (sign_varies_) value = is_code(t.dtype) ? 1e30f : 1e4f;  // stores of codes saturate
-    semantics::store(bits_[0], t.dtype, 0, value);
-    semantics::store(bits_[1], t.dtype, 0, -value);
-    if (t.dtype == DType::i8 && kind == PoisonKind::nan) bits_[0][0] = std::byte{0x80};  // i8 has no NaN: -128
-  }
-  void operator()(std::int64_t element) const {
-    const bool minus = sign_varies_ && (capture::mix64(static_cast<std::uint64_t>(element)) & 1) != 0;
-    if (is_code4_) return semantics::store_code4(data_, element, static_cast<std::uint32_t>(bits_[minus ? 1 : 0][0]));
-    std::byte* at = data_ + element * size_;
-    switch (size_) {
-      case 1: std::memcpy(at, bits_[minus ? 1 : 0], 1); break;
-      case 2: std::memcpy(at, bits_[minus ? 1 : 0], 2); break;
-      default: std::memcpy(at, bits_[minus ? 1 : 0], sizeof(float));
-    }
-  }
-
- private:
-  std::byte* data_;
-  std::int64_t size_;
-  bool is_code4_;
-  bool sign_varies_ = false;
-  alignas(float) std::byte bits_[2][sizeof(float)] = {};  ///< one element of the tensor's type, with either sign
-};
+using capture::Spoiler;
 
 /// A row of fp8_ds_mla becomes NaN, zeros, or garbage: the largest codes, and scales and RoPE dims of 1e4.
 void spoil_latent_row(std::uint8_t* row, PoisonKind kind) {

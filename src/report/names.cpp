@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::string_view kCheckStates[] = {"pass", "fail", "skipped"};
 constexpr std::string_view kCaseStatuses[] = {"pass", "fail", "refused"};
+constexpr std::string_view kStrides[] = {"none", "rows", "any"};
 constexpr std::string_view kVerifyVerdicts[] = {"pass", "fail", "mistrusted", "stopped"};
 constexpr std::string_view kDiagnosisVerdicts[] = {"right", "cause found", "mechanism likely", "unknown cause", "broken batch"};
 constexpr std::string_view kBenchStatuses[] = {"ok", "wrong", "refused", "unverified"};
@@ -27,6 +28,8 @@ constexpr std::string_view kOutputLaws[] = {"not finite", "one value in every di
 
 std::string_view name(CheckState state) noexcept { return name_in(kCheckStates, state); }
 std::string_view name(CaseStatus status) noexcept { return name_in(kCaseStatuses, status); }
+std::string_view name(Strides strides) noexcept { return name_in(kStrides, strides); }
+std::optional<Strides> strides_from_name(std::string_view text) noexcept { return value_in<Strides>(kStrides, text); }
 std::string_view name(VerifyVerdict verdict) noexcept { return name_in(kVerifyVerdicts, verdict); }
 std::string_view name(DiagnosisVerdict verdict) noexcept { return name_in(kDiagnosisVerdicts, verdict); }
 std::string_view name(BenchStatus status) noexcept { return name_in(kBenchStatuses, status); }

@@ -170,7 +170,10 @@ std::vector<Hazard> shapes_and_scores() {
        {"heads=4:2 d=16 page=8 reqs=2@50,3@51,4@52,5@53,6@54,7@55,8@56,9@57 lse=1",
         "heads=4:2 d=16 page=8 reqs=10@3,11@4,12@5,13@6,14@7,15@8,16@9,17@70"}},
       {"CachedLenBetween", {"heads=4:2 d=16 page=8 reqs=8@100/104,5@9/9,7@20/21,1@30/30,64@3/40,3@11 lse=1"}},
-      {"SplitKv", {"heads=4:2 d=16 page=16 reqs=1@3000,3@2047,1@1023 lse=1"}},
+      {"SplitKv",
+       {"heads=4:2 d=16 page=16 reqs=1@3000,3@2047,1@1023 lse=1",
+        // Decode rows a little behind a power of two: 1025, 1034 and 1100 keys.
+        "heads=4:2 d=16 page=16 reqs=1@1024,1@1033,1@1099 lse=1"}},
       {"SoftCap", {"heads=4:2 d=32 page=8 cap=2.5 lse=1 reqs=9@30,1@60"}},
       // More than one tile of keys under more than one block of dims.
       {"WideHeadsManyKeys",

@@ -20,6 +20,13 @@ namespace {
 constexpr std::int64_t kSliceWork = 40'000'000;  // visible pairs x heads x dims up to which requests are run again one by one
 constexpr std::int64_t kChunk = 7;               // rows of a chunk in check "chunks"; divides no tile height
 
+constexpr std::int64_t kMostViewed = std::int64_t{1} << 30;  ///< bytes of inputs that are copied to become views
+constexpr PoisonKind kPoisonBetween[] = {PoisonKind::nan, PoisonKind::finite_garbage};
+
+const char* judge_poison_name(PoisonKind kind) {
+  return kind == PoisonKind::nan ? "NaN" : kind == PoisonKind::zero ? "zeros" : "finite garbage";
+}
+
 /// Hash of all bytes of an input, sensitive to the order of words.
 std::uint64_t hash_of(const Tensor& t) {
   if (!t.present() || !t.is_contiguous()) return 0;
@@ -80,8 +87,9 @@ std::string finding(const Comparison& c, const std::vector<std::int64_t>& tokens
 }  // namespace
 
 const std::vector<std::string>& check_names() {
-  static const std::vector<std::string> names = {"values",   "lse",     "rows",    "nan_poison", "garbage_poison", "repeat",
-                                                 "canaries", "strides", "threads", "alone",      "chunks"};
+  static const std::vector<std::string> names = {"values",         "lse",     "rows",     "nan_poison",
+                                                 "garbage_poison", "repeat",  "canaries", "strides",
+                                                 "strided_inputs", "threads", "alone",    "chunks"};
   return names;
 }
 
@@ -112,11 +120,10 @@ void Judge::report(const std::string& check, CheckState state, std::string text,
 
 bool Judge::wants_lse() const { return p_.c.batch.lse.present() && !target_.skip.contains("lse"); }
 
-Written Judge::call(const AttendCase& attend, Spread spread) const {
+Written Judge::call(const AttendCase& attend, Spread spread, Case view) const {
   Guarded out(p_.c.batch.output, spread);
   std::optional<Guarded> lse;
   if (wants_lse()) lse.emplace(p_.c.batch.lse, spread);
-  Case view = p_.c;
   view.batch.output = out.view;
   view.batch.lse = lse ? lse->view : Tensor{};
   Written w;
@@ -260,10 +267,58 @@ bool Judge::passes_with_gaps() {
   return gaps_passed_;
 }
 
-void Judge::judge_poison(const std::string& check, const char* poison) {
-  if (refused_ || !first_.status.ok() || !asks(check)) return;
+Case Judge::view(PoisonKind between, const cases::Chosen& chosen) const {
+  const std::uint64_t seed = p_.entry.line.seed, phase = between == PoisonKind::nan ? 0 : 1;
+  const bool odd = target_.strides == Strides::any && (seed / 3 + phase) % 2 == 1;
+  return cases::with_views(p_.c, {odd ? Strides::any : Strides::rows, seed + phase, between}, chosen);
+}
+
+/// Why the inputs of this case cannot be views, or empty.
+std::string Judge::no_views() const {
+  if (target_.strides == Strides::none) return "the target takes contiguous inputs alone";
+  if (p_.sparse) return "its cache is sparse";
+  std::int64_t bytes = 0;
+  cases::for_each_input(p_.c, [&](std::string_view, const Tensor& t) { bytes += t.num_elements() * itemsize(t.dtype); });
+  return bytes > kMostViewed ? "the case is large" : "";
+}
+
+/// Finding of a call on views, or empty. Other strides may have another path, whose bits may differ within the tolerance.
+std::string Judge::wrong_on_views(const Written& w) const {
+  if (!w.status.ok()) return "the call failed: " + w.status.message();
+  if (w.damaged != 0 && first_.damaged == 0) return formatted("{} bytes outside the output changed", w.damaged);
+  if (w.same_bits(first_)) return {};
+  Judge values(target_, p_, {"values", "lse"});
+  values.judge_values(w, "values", "lse");
+  const CheckResult* const failed = failed_check(values.results_);
+  return failed == nullptr ? "" : failed->text;
+}
+
+void Judge::judge_views(PoisonKind kind) {
+  if (!asks("strided_inputs") || !viewed_.insert(kind).second) return;
+  std::string why_not = no_views();
+  const Written w = why_not.empty() ? call(target_.attend, Spread::contiguous, view(kind)) : Written{};
+  if (w.status.code() == Code::unsupported) why_not = "views are refused: " + w.status.message();
+  if (!why_not.empty()) return skip("strided_inputs", why_not);
+  const std::string wrong = wrong_on_views(w);
+  if (wrong.empty()) return report("strided_inputs", CheckState::pass, {});
+  report("strided_inputs", CheckState::fail,
+         formatted("inputs as views, with {} between their elements: {}", judge_poison_name(kind), wrong));
+}
+
+bool Judge::fails_on_views(const std::vector<std::string>& names) const {
+  const auto chosen = [&](std::string_view name) { return std::ranges::find(names, name) != names.end(); };
+  return std::ranges::any_of(kPoisonBetween, [&](PoisonKind kind) {
+    return !wrong_on_views(call(target_.attend, Spread::contiguous, view(kind, chosen))).empty();
+  });
+}
+
+void Judge::judge_poison(const std::string& check, PoisonKind kind) {
+  if (refused_ || !first_.status.ok()) return;
+  judge_views(kind);
+  if (!asks(check)) return;
   if (p_.sparse) return skip(check, "its cache is sparse");
   if (passes_with_gaps()) return report(check, CheckState::pass, {});
+  const char* const poison = judge_poison_name(kind);
   const Written w = call(target_.attend, Spread::contiguous);
   if (w.damaged != 0 && first_.damaged == 0)
     report("canaries", CheckState::fail, formatted("{} bytes outside the output changed with {}", w.damaged, poison));
@@ -285,6 +340,7 @@ void Judge::judge_poison(const std::string& check, const char* poison) {
 
 void Judge::on_bits() {
   if (refused_ || !first_.status.ok()) return;
+  for (const PoisonKind kind : kPoisonBetween) judge_views(kind);  // where the checks of poison were not asked
   judge_repeat();
   judge_strides_and_threads();
   if (!target_.batch_invariant || !target_.deterministic) return;
@@ -403,6 +459,24 @@ CaseResult Judge::result() const {
     for (const CheckResult& known : results_)
       if (known.check == check) r.checks.push_back(known);
   return r;
+}
+
+std::string inputs_to_blame(const Target& target, const Prepared& p) {
+  Judge judge(target, p, {});
+  judge.on_zeros();
+  std::vector<std::string> names;
+  cases::for_each_input(p.c, [&](std::string_view name, const Tensor& t) {
+    if (t.num_elements() > 1) names.emplace_back(name);
+  });
+  if (!judge.no_views().empty() || !judge.fails_on_views(names)) return {};
+  while (names.size() > 1) {
+    const auto middle = names.begin() + static_cast<std::ptrdiff_t>(names.size() / 2);
+    std::vector<std::string> half(names.begin(), middle), rest(middle, names.end());
+    if (!judge.fails_on_views(half)) half.swap(rest);
+    if (!judge.fails_on_views(half)) break;  // it takes a view of each half
+    names.swap(half);
+  }
+  return formatted("{}", fmt::join(names, ", "));
 }
 
 Status poison(Prepared& p, PoisonKind kind) { return p.sparse ? Status() : poison_case(p.c, kind); }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/strided_case.h"
 #include "quire/verify.hpp"
 #include "verify/guarded.h"
 #include "verify/prepare.h"
@@ -38,8 +39,8 @@ class Judge {
   Judge(const Target& target, const Prepared& p, std::set<std::string> asked);
 
   void on_zeros();
-  void on_nan() { judge_poison("nan_poison", "NaN"); }
-  void on_garbage() { judge_poison("garbage_poison", "finite garbage"); }
+  void on_nan() { judge_poison("nan_poison", PoisonKind::nan); }
+  void on_garbage() { judge_poison("garbage_poison", PoisonKind::finite_garbage); }
   void on_bits();
 
   bool refused() const { return refused_; }
@@ -54,19 +55,29 @@ class Judge {
   /// any order of f32 sums does.
   bool moved_an_element() const;
 
+  /// The case with every chosen input as a view, in the arrangement of the case's seed. One kind of poison in two takes strides
+  /// that no engine has, if the target takes these.
+  Case view(PoisonKind between, const cases::Chosen& chosen = nullptr) const;
+
  private:
+  friend std::string inputs_to_blame(const Target& target, const Prepared& p);
+  bool fails_on_views(const std::vector<std::string>& names) const;
   bool asks(const std::string& check) const { return asked_.contains(check); }
   /// Keeps the worse of two results for one check.
   void report(const std::string& check, CheckState state, std::string text, double worst_ratio = 0);
   void skip(const std::string& check, std::string reason) { report(check, CheckState::skipped, std::move(reason)); }
 
-  Written call(const AttendCase& attend, Spread spread) const;
+  Written call(const AttendCase& attend, Spread spread) const { return call(attend, spread, p_.c); }
+  Written call(const AttendCase& attend, Spread spread, Case c) const;
   bool wants_lse() const;
   void judge_values(const Written& w, const std::string& values_check, const std::string& lse_check);
   void judge_rows();
   std::string written_padding() const;
   void drop_padding(Written& w) const;
-  void judge_poison(const std::string& check, const char* poison);
+  void judge_poison(const std::string& check, PoisonKind kind);
+  std::string no_views() const;
+  std::string wrong_on_views(const Written& w) const;
+  void judge_views(PoisonKind kind);
   bool passes_with_gaps();
   void judge_repeat();
   void judge_strides_and_threads();
@@ -79,12 +90,17 @@ class Judge {
   const Prepared& p_;
   std::set<std::string> asked_;
   bool refused_ = false;
-  bool gaps_passed_ = false;    ///< a call with Spread::gaps wrote what the first call wrote
-  bool bits_differed_ = false;  ///< between two calls whose bits should be the same
+  bool gaps_passed_ = false;     ///< a call with Spread::gaps wrote what the first call wrote
+  std::set<PoisonKind> viewed_;  ///< kinds of poison between the elements of views that strided_inputs has been asked with
+  bool bits_differed_ = false;   ///< between two calls whose bits should be the same
   std::string reason_;
   Written first_;
   std::vector<CheckResult> results_;
 };
+
+/// Names of the fewest inputs found that fail strided_inputs if they alone are views: "block_table"; empty if none do. Makes
+/// about ten calls.
+std::string inputs_to_blame(const Target& target, const Prepared& p);
 
 /// Poisons the case for one phase; a sparse case stays as it is.
 Status poison(Prepared& p, PoisonKind kind);

@@ -6,7 +6,10 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <optional>
 
+#include "cases/device_case.h"
+#include "cases/strided_case.h"
 #include "quire/diagnose.hpp"
 #include "quire/faults.hpp"
 #include "semantics/ceil_div.h"
@@ -65,9 +68,10 @@ void set_first_element(const Tensor& t, std::int64_t element, float value) {
   if (t.num_elements() > 0) semantics::store(t.data, t.dtype, element, value);
 }
 
+/// Five neighbouring calls have five different bits, within the tolerance of an f32.
 AttendCase noisy() {
   const auto calls = std::make_shared<std::atomic<int>>(0);
-  return [calls](const Case& c, std::string&) { return attend_reference(c, {.factor = ++*calls % 2 == 0 ? 1 : kOtherBits}); };
+  return [calls](const Case& c, std::string&) { return attend_reference(c, {.factor = 1 + 2e-7 * (++*calls % 5 - 2)}); };
 }
 
 AttendCase bits_if(bool (*changes)(const Batch&)) {
@@ -118,10 +122,10 @@ Status read_whole_first_tile(const Case& c, std::string&) {
   return attend_reference(c, {});
 }
 
-/// Element offset of dim 0, head 0 of the cached key in the first slot past the end of request r; -1 if its last page is full.
-std::int64_t key_past_end(const Case& c, std::int64_t r) {
+/// Element offset of dim 0, head 0 of the cached key in the first slot past the end of request r; none if its last page is full.
+std::optional<std::int64_t> key_past_end(const Case& c, std::int64_t r) {
   const std::int64_t len = semantics::index_at(c.batch.seq_lens, r), size = page_size(c.cache);
-  if (c.batch.cached_lens.present() || len % size == 0) return -1;
+  if (c.batch.cached_lens.present() || len % size == 0) return std::nullopt;
   const std::int64_t page = semantics::index_at(c.batch.block_table, r, len / size);
   const auto& s = c.cache.k.stride;
   const std::int64_t slot_stride = c.cache.layout == CacheLayout::nhd ? s[1] : c.cache.layout == CacheLayout::hnd ? s[2] : s[3];
@@ -132,8 +136,8 @@ std::int64_t key_past_end(const Case& c, std::int64_t r) {
 Status leak_finite_tail(const Case& c, std::string&) {
   Store how;
   for (std::int64_t r = 0; r < c.batch.seq_lens.shape[0]; ++r) {
-    const std::int64_t at = key_past_end(c, r);
-    const float tail = at < 0 ? 0 : semantics::load(c.cache.k.data, c.cache.k.dtype, at);
+    const std::optional<std::int64_t> at = key_past_end(c, r);
+    const float tail = at ? semantics::load(c.cache.k.data, c.cache.k.dtype, *at) : 0;
     if (std::isfinite(tail)) how.factor += tail;
   }
   return attend_reference(c, how);
@@ -183,7 +187,7 @@ bool has_unused_entries(const Prepared& p) {
 bool has_a_tail(const Prepared& p) {
   if (!has_rows(p) || p.sparse) return false;
   for (std::int64_t r = 0; r < p.c.batch.seq_lens.shape[0]; ++r)
-    if (key_past_end(p.c, r) >= 0) return true;
+    if (key_past_end(p.c, r)) return true;
   return false;
 }
 
@@ -223,6 +227,64 @@ std::vector<Mutant> call_mutants() {
       bits_if([](const Batch& b) { return b.seq_lens.shape[0] > 1; }), is_sliced);
   add("chunk_changes_bits", "gives a prompt other bits in small chunks", "chunks",
       bits_if([](const Batch& b) { return b.query.shape[0] < 8; }), is_chunked);
+  return list;
+}
+
+namespace {
+
+/// The reference of a case whose views were taken for something else.
+AttendCase misread(std::function<void(Case&)> mistake) {
+  return [mistake = std::move(mistake)](const Case& c, std::string&) {
+    Case other = c;
+    mistake(other);
+    return attend_reference(other, {});
+  };
+}
+
+/// Calls visit for the input of that name.
+template <typename Visit>
+void for_input(Case& c, const std::string& wanted, Visit&& visit) {
+  cases::for_each_input(c, [&](std::string_view name, Tensor& t) {
+    if (name == wanted) visit(t);
+  });
+}
+
+/// Gives K the strides of V, if all of what is read then lies within K.
+void read_k_by_strides_of_v(Case& c) {
+  const Tensor &k = c.cache.k, &v = c.cache.v;
+  if (k.rank != v.rank) return;
+  Tensor misread = k;
+  misread.stride = v.stride;
+  if (cases::is_within(misread, k)) c.cache.k = misread;
+}
+
+}  // namespace
+
+std::vector<Mutant> view_mutants() {
+  std::vector<Mutant> list;
+  const auto add = [&](std::string id, std::string text, std::function<void(Case&)> mistake,
+                       std::function<bool(const Prepared&)> applies) {
+    Target t = call(id, misread(std::move(mistake)));
+    list.push_back(
+        {std::move(id), "strides", std::move(text), std::move(t), "strided_inputs", std::move(applies), /*of_views=*/true});
+  };
+  Case none;
+  cases::for_each_input(none, [&](std::string_view input, const Tensor&) {
+    if (input == "output_scale" || input == "request_ids") return;  // a scalar or [1]; for check() alone
+    const std::string name(input);
+    const auto as_contiguous = [name](Case& c) {
+      for_input(c, name, [](Tensor& t) { t = Tensor::from_shape(t.data, t.dtype, t.shape, t.rank); });
+    };
+    const auto has_elements = [name](const Prepared& p) {
+      bool has = false;
+      Case c = p.c;
+      for_input(c, name, [&](const Tensor& t) { has = t.num_elements() > 1; });
+      return has;
+    };
+    add(formatted("reads_{}_as_contiguous", name.substr(name.find('.') + 1)), formatted("reads {} as contiguous", name),
+        as_contiguous, has_elements);
+  });
+  add("reads_k_by_strides_of_v", "reads cache.k by the strides of cache.v", read_k_by_strides_of_v, has_rows);
   return list;
 }
 

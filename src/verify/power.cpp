@@ -42,6 +42,10 @@ class Power {
       : cases_(std::move(cases)), options_(options), mutants_(catalogue_mutants()) {
     interleave(cases_);
     for (Mutant& m : call_mutants()) mutants_.push_back(std::move(m));
+    for (Mutant& m : view_mutants()) {
+      m.target.strides = options.strides;
+      mutants_.push_back(std::move(m));
+    }
     for (const Mutant& m : mutants_)  // none can show until a case tells
       results_.push_back({.id = m.id, .family = m.family, .text = m.text, .can_show = false});
     for (const std::set<std::string>* checks : {&options.asked, &options.skipped})
@@ -51,10 +55,11 @@ class Power {
   std::vector<MutantResult> measure() {
     for (const PowerCase& c : cases_) {
       const Problem& p = c.entry.line.problem;
-      if (alive(/*of_call=*/false).empty() && alive(/*of_call=*/true).empty()) break;
+      if (std::ranges::all_of(results_, &MutantResult::killed)) break;
       if (!go_on()) return {};
       if (p.visible_pairs() > kMaxWork / std::max<std::int64_t>(1, p.num_q_heads * p.head_dim)) continue;
       plant_catalogue(c);
+      plant_views(c);
       plant_calls(c);
     }
     for (std::size_t i = 0; i < mutants_.size(); ++i) settle(i);
@@ -67,17 +72,25 @@ class Power {
     return !options_.progress || options_.progress(static_cast<std::size_t>(killed), results_.size());
   }
 
-  /// Indices of mutants of the call, or of the catalogue, that no check has noticed yet.
-  std::vector<std::size_t> alive(bool of_call) const {
+  enum class Kind { catalogue, views, call };
+  static Kind kind_of(const Mutant& m) { return m.of_views ? Kind::views : m.check.empty() ? Kind::catalogue : Kind::call; }
+
+  /// Indices of mutants of a kind that no check has noticed yet.
+  std::vector<std::size_t> alive(Kind kind) const {
     std::vector<std::size_t> list;
     for (std::size_t i = 0; i < mutants_.size(); ++i)
-      if (!results_[i].killed && mutants_[i].check.empty() != of_call) list.push_back(i);
+      if (!results_[i].killed && kind_of(mutants_[i]) == kind) list.push_back(i);
     return list;
+  }
+
+  template <typename Visit>
+  void in_parallel(std::size_t count, Visit&& visit) const {
+    threads::for_each_index(count, threads::at_least_one(options_.num_threads), visit);
   }
 
   /// The catalogue on one case, phase by phase: the case is shared, so all judges wait while it is poisoned.
   void plant_catalogue(const PowerCase& c) {
-    const std::vector<std::size_t> list = alive(/*of_call=*/false);
+    const std::vector<std::size_t> list = alive(Kind::catalogue);
     if (list.empty()) return;
     Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
     if (!prepared.ok()) return;
@@ -89,7 +102,7 @@ class Power {
     for (const std::size_t i : list) judges.emplace_back(mutants_[i].target, p, checks);
     const auto phase = [&](PoisonKind kind, void (Judge::*run)()) {
       if (!poison(p, kind).ok()) return;
-      threads::for_each_index(judges.size(), threads::at_least_one(options_.num_threads), [&](std::size_t j) {
+      in_parallel(judges.size(), [&](std::size_t j) {
         if (!judges[j].failed() && !judges[j].refused()) (judges[j].*run)();
       });
     };
@@ -102,9 +115,40 @@ class Power {
     }
   }
 
+  /// Mutants of views leave the case as it is, so all of them share one.
+  void plant_views(const PowerCase& c) {
+    std::vector<std::size_t> list = alive(Kind::views);
+    if (list.empty() || options_.skipped.contains("strided_inputs")) return;
+    const Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
+    if (!prepared.ok()) return;
+    const Prepared& p = prepared.value();
+    std::erase_if(list, [&](std::size_t i) { return !mutants_[i].can_show(p); });
+    std::set<std::string> checks = {"strided_inputs"};
+    if (!all_checks_.contains("strided_inputs")) checks.clear();
+    std::vector<Judge> judges;
+    for (const std::size_t i : list) judges.emplace_back(mutants_[i].target, p, checks);
+    in_parallel(list.size(), [&](std::size_t j) {
+      judges[j].on_zeros();
+      judges[j].on_bits();
+      MutantResult& r = results_[list[j]];
+      if (c.asked && !r.can_show && !judges[j].failed()) r.can_show = moves_an_element(judges[j], mutants_[list[j]].target, p);
+    });
+    for (std::size_t j = 0; j < list.size(); ++j) note(list[j], c, judges[j].result());
+  }
+
+  static bool moves_an_element(const Judge& judge, const Target& target, const Prepared& p) {
+    for (const PoisonKind between : {PoisonKind::nan, PoisonKind::finite_garbage}) {
+      const Prepared viewed{p.entry, judge.view(between), p.expected, p.tokens, p.sparse};
+      Judge again(target, viewed, {});
+      again.on_zeros();
+      if (again.moved_an_element()) return true;
+    }
+    return false;
+  }
+
   /// Mutants of the call change what they must not, so each gets a case of its own.
   void plant_calls(const PowerCase& c) {
-    for (const std::size_t i : alive(/*of_call=*/true)) {
+    for (const std::size_t i : alive(Kind::call)) {
       Result<Prepared> prepared = with_tolerance(prepare(c.entry), options_.rounded_rows);
       if (!prepared.ok()) return;
       if (c.asked && mutants_[i].can_show(prepared.value())) results_[i].can_show = true;

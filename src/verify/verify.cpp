@@ -154,6 +154,7 @@ std::set<std::string> skipped_checks(const Target& target) {
     if (target.skip.contains(check)) skipped.insert(check);
   if (!target.deterministic) skipped.insert({"repeat", "strides", "threads", "alone", "chunks"});
   if (!target.in_place) skipped.insert({"rows", "strides"});
+  if (target.strides == Strides::none) skipped.insert("strided_inputs");
   if (!target.batch_invariant) skipped.insert({"alone", "chunks"});
   if (target.variants.empty()) skipped.insert("threads");
   return skipped;
@@ -255,6 +256,7 @@ class Run {
   void explain_failure(CaseResult& result, Prepared& p) {
     if (p.entry.shard.world > 1) return;  // no line says how positions are dealt
     if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
+    blame_inputs(result, p);
     const CheckResult* const failed = failed_check(result.checks);
     if (!options_.shrink || failed == nullptr || p.entry.special != Special::none) return;
     if (shrunk_[failed->check]++ >= kShrunkPerCheckVerify) return;
@@ -262,6 +264,15 @@ class Run {
     const Smallest smallest = smallest_that_fails(target_, p.entry.line, failed->check, limits, options_.shrink_seconds);
     result.reduced_line = smallest.line;
     result.reduced_finding = smallest.finding;
+  }
+
+  /// Names the views that the first failures of strided_inputs need.
+  void blame_inputs(CaseResult& result, const Prepared& p) {
+    for (CheckResult& check : result.checks) {
+      if (check.check != "strided_inputs" || check.state != CheckState::fail || blamed_++ >= kShrunkPerCheckVerify) continue;
+      const std::string names = inputs_to_blame(target_, p);
+      if (!names.empty()) check.text += formatted("; {} as a view is enough", names);
+    }
   }
 
   void run_power() {
@@ -283,6 +294,7 @@ class Run {
     PowerOptions power;
     power.asked = asked_;
     power.rounded_rows = rounded_rows_;
+    power.strides = target_.strides;
     power.skipped = skipped_checks(target_);
     for (const std::string& check : power.skipped) power.asked.erase(check);
     for (const std::string& check : options_.disabled_checks) power.skipped.erase(check);
@@ -345,7 +357,7 @@ class Run {
   Verdict verdict_;
   std::int64_t total_ = 0;
   bool stopped_ = false;
-  int pictures_ = 0;
+  int pictures_ = 0, blamed_ = 0;
   std::map<std::string, int> shrunk_;
 };
 

@@ -11,6 +11,7 @@
 #include "quire/faults.hpp"
 #include "quire/report.hpp"
 #include "semantics/dtype.h"
+#include "semantics/index_tensor.h"
 #include "verify/guarded.h"
 #include "verify/judge.h"
 #include "verify/mutants.h"
@@ -162,7 +163,8 @@ INSTANTIATE_TEST_SUITE_P(, CallMutants, ::testing::ValuesIn(call_mutant_ids()), 
 
 TEST(Checks, EachOfThemHasAMutant) {
   std::set<std::string> covered;
-  for (const Mutant& m : call_mutants()) covered.insert(m.check);
+  for (const std::vector<Mutant>& list : {call_mutants(), view_mutants()})
+    for (const Mutant& m : list) covered.insert(m.check);
   for (const std::string& name : check_names()) EXPECT_TRUE(covered.contains(name)) << name;
 }
 
@@ -211,7 +213,7 @@ TEST(Checks, DamageByAPoisonedCallIsFound) {
   Target t = right_target();
   t.attend = [right = t.attend](const Case& c, std::string& kernel) {
     const Tensor& table = c.batch.block_table;
-    const std::int64_t last = semantics::load_index(table.data, table.dtype, table.num_elements() - 1);
+    const std::int64_t last = semantics::index_at(table, table.shape[0] - 1, table.shape[1] - 1);
     if (last >= num_pages(c.cache)) static_cast<float*>(c.batch.output.data)[-1] = 0;
     return right(c, kernel);
   };

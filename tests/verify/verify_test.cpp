@@ -52,7 +52,7 @@ TEST(Power, TheQuickSuiteKillsEveryMutant) {
   options.quick = true;
   const Verdict v = run(cpu(), options);
   EXPECT_EQ(v.verdict, VerifyVerdict::pass) << to_string(v);
-  EXPECT_EQ(v.power.size(), faults().size() + call_mutants().size());
+  EXPECT_EQ(v.power.size(), faults().size() + call_mutants().size() + view_mutants().size());
   for (const MutantResult& m : v.power) {
     EXPECT_TRUE(m.killed) << m.id << ": a kernel that " << m.text;
     EXPECT_NE(m.check, "") << m.id;
@@ -63,7 +63,7 @@ TEST(Power, TheQuickSuiteKillsEveryMutant) {
 
 TEST(Power, ADisabledCheckLetsAMutantSurviveAndIsMistrusted) {
   // Chunks would notice a leak from past the end too: there a chunk ends in the middle of a sequence.
-  const std::vector<std::vector<std::string>> disabled = {{"canaries"}, {"garbage_poison", "chunks"}};
+  const std::vector<std::vector<std::string>> disabled = {{"canaries"}, {"garbage_poison", "chunks"}, {"strided_inputs"}};
   for (const std::vector<std::string>& checks : disabled) {
     VerifyOptions options;
     options.quick = true;
@@ -601,6 +601,8 @@ TEST(Docs, ListEveryCheckAndMutantOfTheCall) {
   for (const std::string& check : check_names()) EXPECT_THAT(page.str(), HasSubstr("\n| `" + check + "` |"));
   for (const Mutant& m : call_mutants())
     EXPECT_THAT(page.str(), HasSubstr("\n| `" + m.id + "` | " + m.text + " | `" + m.check + "` |"));
+  for (const char* id : {"reads_X_as_contiguous", "reads_k_by_strides_of_v"})
+    EXPECT_THAT(page.str(), HasSubstr("\n| `" + std::string(id) + "` |"));
 }
 
 /// Off by most of what rounding the weights to f16 may cost, everywhere.

@@ -66,6 +66,9 @@ class Target:
     """The same bits for the same input."""
     in_place: bool = False
     """Writes into ``batch.output`` whatever its strides, and nowhere else."""
+    strides: str = "rows"
+    """Strides that it takes on its inputs: ``"none"``: every input is contiguous; ``"rows"``: as engines have, K and V in each other's pages,
+    queries as slices of a fused qkv, other orders of dimensions; ``"any"``: also steps between elements and negative strides."""
     padding: bool = False
     """Takes batches with padding rows (:class:`quire.Batch`) and treats them as asked. Otherwise hazards are asked without them."""
     masks: bool = False
@@ -166,6 +169,7 @@ class Runner:
         self.deterministic = bool(getattr(target, "deterministic", True))
         self.in_place = bool(getattr(target, "in_place", False))
         self.batch_invariant = bool(getattr(target, "batch_invariant", False))
+        self.strides = str(getattr(target, "strides", Target.strides))
         self.padding = bool(getattr(target, "padding", False))
         self.masks = bool(getattr(target, "masks", False))
         self.v_head_dim = bool(getattr(target, "v_head_dim", False))
