@@ -11,6 +11,7 @@ import argparse
 import pathlib
 import shutil
 import sys
+import time
 
 from jobs import make_jobs
 from quire_vllm.audit.report import KINDS, read_reports
@@ -39,10 +40,22 @@ def run(a: argparse.Namespace, name: str, plant: str) -> tuple[dict, str, str]:
     arguments = ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager", "--attention-backend", a.backend]
     with Server(name, a.model, a.out / f"{name}.log", arguments, environment) as server:
         answers, _ = server.chat_all(make_jobs(a.requests, a.max_tokens), a.requests)
+        wait_for_steps(folder, answers)
         lines = server.get("/metrics")[1].splitlines()
         metrics = [line for line in lines if line.startswith("quire_audit_alarms_total") and not line.endswith(" 0.0")]
-    report = max(read_reports(str(folder)), key=lambda r: r["counts"].get("steps", 0), default={"counts": {}, "alarms": []})
+    report = fullest_report(folder)
     return report, "; ".join(metrics), missing(report, answers)
+
+
+def fullest_report(folder: pathlib.Path) -> dict:
+    return max(read_reports(str(folder)), key=lambda r: r["counts"].get("steps", 0), default={"counts": {}, "alarms": []})
+
+
+def wait_for_steps(folder: pathlib.Path, answers: list[Answer], seconds: float = 30.0) -> None:
+    """A report is some seconds behind its steps, and a server that is stopped kills its workers."""
+    end = time.monotonic() + seconds
+    while missing(fullest_report(folder), answers) and time.monotonic() < end:
+        time.sleep(0.5)
 
 
 def missing(report: dict, answers: list[Answer]) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """demo/: a control run that was looked at in part proves nothing."""
 
+import json
 import pathlib
 import sys
+import threading
 
 DEMO = pathlib.Path(__file__).resolve().parents[1] / "demo"
 sys.path.insert(0, str(DEMO))
@@ -22,3 +24,17 @@ def test_a_report_of_fewer_steps_than_an_answer_has_tokens_is_told():
 def test_failures_of_the_audit_are_told():
     report = {"counts": {"steps": 30}, "errors": {"layer": 1}}
     assert audit_a_fault.missing(report, _ANSWERS) == "1 failures of the audit's own layer"
+
+
+def test_the_report_of_the_last_steps_is_waited_for(tmp_path):
+    def write(steps):
+        (tmp_path / "audit-1.json").write_text(json.dumps({"counts": {"steps": steps}}))
+
+    write(1)
+    later = threading.Timer(1.0, write, (27,))
+    later.start()
+    audit_a_fault.wait_for_steps(tmp_path, _ANSWERS)
+    assert audit_a_fault.fullest_report(tmp_path)["counts"]["steps"] == 27
+    later.join()
+    write(1)
+    audit_a_fault.wait_for_steps(tmp_path, _ANSWERS, seconds=0.1)  # and not for ever

@@ -33,7 +33,7 @@ _ROWS = 2  # rows of each request that a visit at full budget compares with fp64
 _LAYERS_AT_ONCE = 8  # that a step visits within a budget; more make single steps longer, fewer make each visit dearer
 _TABLE_ROWS_AT_ONCE = 8  # that a step judges within a budget; fewer make each dearer, because the tables are read for them
 _VALUES_EVERY = 4  # steps; a NaN in a cache stays, so that it is seen that much later
-_REPORT_SECONDS = 10.0
+_REPORT_SECONDS = 2.0  # between two reports, which a thread writes; vLLM kills its workers, and so many seconds of steps are lost then
 
 
 @dataclasses.dataclass
