@@ -6,6 +6,7 @@ import importlib.util
 import pathlib
 import resource
 import sys
+import threading
 import types
 
 import pytest
@@ -106,7 +107,10 @@ def shared_memory(tmp_path_factory, monkeypatch):
 
     folder = tmp_path_factory.mktemp("shm")
     monkeypatch.setattr(report, "_SHARED_MEMORY", str(folder))
-    return folder
+    yield folder
+    for thread in threading.enumerate():  # of reports that no longer matter
+        if isinstance(thread, threading.Timer):
+            thread.cancel()
 
 
 @pytest.fixture
