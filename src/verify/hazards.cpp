@@ -35,11 +35,9 @@ constexpr SpecialLine kSpecialLines[] = {
     {"NaNInAVisibleKey", Special::nan_in_a_key, "q=f32 heads=4:2 d=16 page=8 lse=1 reqs=70@20,1@20"},
     // Decode tiles of cuda_sm90 hold two KV heads at head_dim 64, where requests of one row are too many for clusters.
     {"NaNInAVisibleKey", Special::nan_in_a_key, "q=bf16 heads=8:4 d=64 page=16 lse=1 reqs=40x1@90"},
-    // gpt-oss, beside the cache and in it: two heads' groups are more rows than a low tile of cuda_sm90 has.
+    // Two heads' groups are more rows than a low tile of cuda_sm90 has.
     {"GroupsOf8", Special::none, "q=bf16 heads=64:8 d=64 page=16 lse=1 reqs=1@150/150"},
-    {"GroupsOf8", Special::none, "q=f16 heads=64:8 d=64 page=16 reqs=1@33/33,1@7/8,1@700/700"},
-    {"GroupsOf8", Special::none, "q=bf16 heads=64:8 d=64 page=64 sinks=1 window=128 lse=1 reqs=3x1@500,1@40/40"},
-    {"GroupsOf8", Special::none, "q=f16 heads=20:4 d=64 page=16 lse=1 reqs=2x1@90/90"},
+    {"GroupsOf8", Special::none, "q=f16 heads=20:4 d=64 page=16 reqs=1@33/33,1@7/8,1@700/700"},
     {"HugeOffsets", Special::huge_offsets,
      "q=f32 kv=fp8_e4m3fn kscale=tensor vscale=tensor heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
     {"HugeOffsets", Special::huge_offsets, "q=bf16 layout=hnd index=i64 heads=4:2 d=32 page=16 lse=1 reqs=3@40,1@70"},
@@ -155,6 +153,8 @@ std::vector<Hazard> shapes_and_scores() {
       {"QueryLongerThanTile", {"heads=4:2 d=16 page=16 reqs=150@10,65 lse=1", "heads=16:1 d=16 page=16 reqs=33@70"}},
       {"OddHeadDim", sweep("heads=4:2 page=8 reqs=3@9,1@21 lse=1 d=", {1, 7, 24, 80, 120, 192, 256, 512}, "")},
       {"OddGroup", group_sweep()},
+      // gpt-oss: a step's rows beside the cache, or in it.
+      {"GroupsOf8", {"heads=64:8 d=64 page=64 sinks=1 window=128 lse=1 reqs=1@150/150,3x1@90"}},
       {"OddPage", sweep("heads=4:2 d=16 reqs=3@60,1@37,20@29 page=", {1, 5, 8, 16, 32, 48, 256, 544}, "")},
       {"WideToken", {"heads=72:72 d=128 page=4 reqs=1@9,2@5"}, 128},
       {"NegativeSlopes",
