@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "backend/gpu/resolve.h"
+#include "batch/fields.h"
 #include "plan/device_workspace.h"
 #include "quire/plan.hpp"
 #include "text/formatted.h"
@@ -92,27 +93,11 @@ class Call {
 
 Case place(Arrays& arrays, const Case& c) {
   Case there = c;
-  Batch& b = there.batch;
-  const auto input = [&](const char* name, Tensor& t) { t = arrays.place(name, t, Use::input); };
-  input("query", b.query);
-  input("query_start_loc", b.query_start_loc);
-  input("seq_lens", b.seq_lens);
-  input("block_table", b.block_table);
-  input("cached_lens", b.cached_lens);
-  input("key", b.key);
-  input("value", b.value);
-  input("cache.k", there.cache.k);
-  input("cache.v", there.cache.v);
-  input("k_scale", there.cache.k_scale);
-  input("v_scale", there.cache.v_scale);
-  input("k_block_scale", there.cache.k_block_scale);
-  input("v_block_scale", there.cache.v_block_scale);
-  input("q_scale", b.q_scale);
-  input("output_scale", b.output_scale);
-  input("alibi_slopes", there.options.alibi_slopes);
-  input("sinks", there.options.sinks);
-  b.output = arrays.place("output", b.output, Use::output);
-  b.lse = arrays.place("lse", b.lse, Use::output);
+  batch::for_each_tensor(
+      [&](const batch::TensorField& field, Tensor& t) {
+        t = arrays.place(std::string(field.name), t, field.access == batch::Access::written ? Use::output : Use::input);
+      },
+      there);
   return there;
 }
 

@@ -9,6 +9,7 @@
 #include "amd_emulator/attend.h"
 #include "amd_emulator/move.h"
 #include "quire/capture.hpp"
+#include "quire/diagnose.hpp"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 
@@ -94,6 +95,26 @@ extern "C" const char* amd_attend_line(const char* row, const char* line, const 
     return said(planned.ok() ? attend_once(planned.value(), kernel, launch, /*seed=*/1, made.value()).status : planned.status());
   }
   return said(Status(Code::invalid_argument, "no such row"));
+}
+
+/// Runs the batch of a capture by each kernel that takes it, and compares with the fp64 reference.
+extern "C" const char* amd_attend_capture(const char* path, const char* device, LaunchKernel launch, std::uint64_t seed) {
+  nlohmann::json by_kernel = nlohmann::json::object();
+  const auto failed = [&](const Status& s) { return answer({{"ok", false}, {"reason", s.message()}, {"kernels", by_kernel}}); };
+  const Result<Case> read = read_capture(path);
+  if (!read.ok()) return failed(read.status());
+  const Case& c = read.value();
+  const Result<Reference> expected = reference(c.batch, c.cache, c.options);
+  if (!expected.ok()) return failed(expected.status());
+  for (const AttendKernel& kernel : attend_kernels()) {
+    const Result<Plan> planned = plan_for(device, kernel, c, /*batch_invariant=*/seed % 2 == 1);
+    if (!planned.ok() && planned.status().code() == Code::unsupported) continue;
+    const Attended done =
+        planned.ok() ? attend_once(planned.value(), kernel, launch, seed, c) : Attended{.status = planned.status()};
+    const Comparison compared = done.status.ok() ? compare(c.batch.output, c.batch.lse, expected.value()) : Comparison{};
+    by_kernel[kernel.row] = done.status.ok() ? compared.ok ? "" : compared.text : done.status.message();
+  }
+  return answer({{"ok", true}, {"kernels", by_kernel}});
 }
 
 /// Judges a case on the HIP backend as a user calls it, with the runtime that this process finds. Huge tensors are left out,
