@@ -151,7 +151,7 @@ def latent_sides(random: np.random.Generator) -> Sides:
     q, page = pick(random, ["f16", "bf16"]), pick(random, [16, 32, 64, 64])
     k = pick(random, [q, q, "fp8_ds_mla", "fp8_ds_mla", "fp8_e4m3fn"])
     q = pick(random, [q, q, q, "f32"]) if k == "fp8_ds_mla" else q
-    return Sides(q, k, k, q, pick(random, [1, 4, 8, 16, 16, 32]), 1, 576, 512, page, pick(random, LAYOUTS[:2]), latent=True)
+    return Sides(q, k, k, q, pick(random, [1, 4, 8, 16, 16]), 1, 576, 512, page, pick(random, LAYOUTS[:2]), latent=True)
 
 
 def fp8_sides(random: np.random.Generator) -> Sides:
@@ -179,7 +179,7 @@ def make_sides(random: np.random.Generator, family: str, without: frozenset[str]
 def request_lens(random: np.random.Generator, family: str) -> tuple[list[int], list[int]]:
     """query_lens and numbers of earlier keys."""
     count = 0 if chance(random, 0.02) else int(random.integers(1, 7))
-    long_rows = [17, 33, 64, 65, 130] if family != "any" else [9, 17, 33]
+    long_rows = [17, 33, 64, 65, 130] if family in ("tuned", "masked") else [9, 17, 33]
     rows = [pick(random, [0, 1, 1, 1, 1, 2, 3, 5, 8, *long_rows]) for _ in range(count)]
     if chance(random, 0.35):
         rows = [1] * count

@@ -43,8 +43,8 @@ class Form:
     level: int
     random: np.random.Generator
 
-    def strides(self, shape: tuple[int, ...], keep_last: bool) -> tuple[int, ...]:
-        order, gap_rate = list(range(len(shape))), 0.3 if self.level else 0.0
+    def strides(self, shape: tuple[int, ...], keep_last: bool, gaps: bool = True) -> tuple[int, ...]:
+        order, gap_rate = list(range(len(shape))), 0.3 if self.level and gaps else 0.0
         step = 1
         if self.level == 2:
             free = order[:-1] if keep_last else order
@@ -74,10 +74,11 @@ class Arena:
         self.put(name, values, View(dtype, values.shape, strides, odd, turned))
 
     def add_pair(self, names: tuple[str, str], values: tuple[np.ndarray, np.ndarray], dtype: str, axis: int, keep_last: bool = False) -> None:
-        """Two arrays of one shape in turns along an axis: [pages, 2, ..] and the like, as vLLM keeps K and V."""
+        """Two arrays of one shape in turns along an axis: [pages, 2, ..] and the like, as vLLM keeps K and V. Without gaps: Q-S07 does not
+        see that such views are apart where a gap makes a stride no multiple of another one."""
         shape = list(values[0].shape)
         shape.insert(axis, 2)
-        strides = list(self.form.strides(tuple(shape), keep_last))
+        strides = list(self.form.strides(tuple(shape), keep_last, gaps=False))
         between = strides.pop(axis)
         first = View(dtype, values[0].shape, tuple(strides), 0)
         self.put(names[0], values[0], first)

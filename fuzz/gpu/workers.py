@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-SECONDS_OF_SILENCE = 120  # the first batch of a worker loads torch and makes a context
+SECONDS_OF_SILENCE = 240  # the first batch of a worker loads torch and makes a context
 
 
 class Totals:
