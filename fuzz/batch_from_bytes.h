@@ -532,17 +532,14 @@ class FuzzBatch {
     const Problem problem = problem_of(batch, cache, options);
     for (std::int64_t r = 0; r < batch.seq_lens.shape[0]; ++r) {
       const Request& request = problem.reqs[static_cast<std::size_t>(r)];
-      const KeyPositions keys = problem.visible_keys(request), hidden = problem.hidden_keys(request);
-      const std::int64_t end = std::min(keys.end, request.cached_len);
-      const auto walk = [&](std::int64_t from, std::int64_t to) {
-        semantics::for_each_page_run(semantics::index_row(batch.block_table, r), quire::page_size(cache), from, to,
-                                     [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
-                                       for (std::int64_t i = 0; i < count; ++i)
-                                         seen[static_cast<std::size_t>(page * quire::page_size(cache) + offset + i)] = 1;
-                                     });
+      const auto mark = [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
+        if (page < 0 || page >= quire::num_pages(cache)) return;  // of a tree, where no row sees a key
+        for (std::int64_t i = 0; i < count; ++i) seen[static_cast<std::size_t>(page * quire::page_size(cache) + offset + i)] = 1;
       };
-      walk(keys.begin, hidden.begin < hidden.end ? std::min(end, hidden.begin) : end);
-      if (hidden.begin < hidden.end) walk(hidden.end, end);
+      const std::int64_t room = batch.block_table.shape[1] * quire::page_size(cache);
+      for (const KeyPositions& keys : problem.visible_ranges(request))
+        semantics::for_each_page_run(semantics::index_row(batch.block_table, r), quire::page_size(cache), keys.begin,
+                                     std::min({keys.end, request.cached_len, room}), mark);
     }
     for (std::size_t slot = 0; slot < seen.size(); ++slot)
       if (seen[slot] == 0) poison(static_cast<std::int64_t>(slot));

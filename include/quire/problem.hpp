@@ -2,6 +2,7 @@
 // The shape of a batch without its data, and the one-line text form ("problem line") shared by tests, bench, CLI and reports.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -123,12 +124,14 @@ struct Problem {
   std::int64_t visible_pairs(const Request& request) const noexcept;  ///< likewise, of one request
   /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
   KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
-  /// Keys of a request that any of its rows sees, and the keys of hidden_keys() between them.
+  /// Keys of a request that any of its rows sees, and the keys between them.
   KeyPositions visible_keys(const Request& request) const noexcept;
-  /// Keys between a prefix and what a window or a chunk leaves to the first row of a request: no row sees one.
-  KeyPositions hidden_keys(const Request& request) const noexcept;
-  /// Likewise for the rows of a request from first_row on.
-  KeyPositions hidden_keys(const Request& request, std::int64_t first_row) const noexcept;
+  /// Keys that rows [first_row, last_row] see of a prefix, of all behind it, and of a tree, of which every key counts. No row
+  /// sees a key between these ranges. One without keys is [0, 0).
+  std::array<KeyPositions, 3> visible_ranges(const Request& request, std::int64_t first_row,
+                                             std::int64_t last_row) const noexcept;
+  /// Likewise for all rows of a request.
+  std::array<KeyPositions, 3> visible_ranges(const Request& request) const noexcept;
   /// Whether cached tokens have scales of their own. Most tuned kernels ask that they have none.
   bool has_token_scales() const noexcept { return k_scale == ScaleKind::per_token || v_scale == ScaleKind::per_token; }
   /// Whether all rows are causal, stand at the end of their keys, and see all keys that a window leaves. Every kernel of the

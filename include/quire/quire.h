@@ -125,7 +125,7 @@ typedef struct quire_batch {
                           an fp8_e4m3fn query also f32 | f16 | bf16; written exactly once per row */
   quire_tensor query_start_loc; /* [num_reqs + 1]; first 0, last num_tokens (with padding: at most), never decreasing */
   quire_tensor seq_lens;        /* [num_reqs]; keys of each request */
-  quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; entries past ceil(cached_len / page_size) are not read */
+  quire_tensor block_table;     /* [num_reqs, max_pages_per_req]; read where some row sees a cached key of the page */
   quire_tensor cached_lens;     /* optional [num_reqs]; context_len <= cached_len <= seq_len; absent = seq_lens */
   quire_tensor key;             /* optional [num_tokens, num_kv_heads, head_dim], dtype of query, unscaled; read for positions */
   quire_tensor value;           /*   [cached_len, seq_len); needed if any cached_len < seq_len; [.., v_head_dim] */

@@ -126,7 +126,7 @@ Arguments:
         copied.
     seq_lens: [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len, and 0, if r is not
         causal or q_begin is given; a row that sees no key gives 0 and lse -inf.
-    block_table: [num_reqs, max_pages_per_req] page ids; entries past ceil(cached_len / page_size) are never read.
+    block_table: [num_reqs, max_pages_per_req] page ids; an entry is read if some row sees a cached key of its page.
     output: [num_tokens, num_q_heads, v_head_dim] of the query's dtype or f32, or fp8_e4m3fn with output_scale, written and returned by attend(); under an fp8_e4m3fn query also f32, f16
         or bf16. None: every call returns a new array, of the library and on the device
         of the query, and batch.output stays None; no two results share memory.

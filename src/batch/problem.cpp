@@ -129,12 +129,17 @@ KeyPositions Problem::visible_keys(const Request& request) const noexcept {
   return request.query_len == 0 ? KeyPositions{} : visible_keys(request, 0, request.query_len - 1);
 }
 
-KeyPositions Problem::hidden_keys(const Request& request) const noexcept { return hidden_keys(request, 0); }
+std::array<KeyPositions, 3> Problem::visible_ranges(const Request& request, std::int64_t first_row,
+                                                    std::int64_t last_row) const noexcept {
+  const std::int64_t at = request.first_row();
+  const semantics::SeenKeys keys = mask_of(*this, request).seen_by(at + first_row, at + last_row);
+  const auto positions = [](const semantics::KeyRange& range) { return KeyPositions{range.begin, range.end}; };
+  return {positions(keys.prefix), positions(keys.middle), positions(keys.tree)};
+}
 
-KeyPositions Problem::hidden_keys(const Request& request, std::int64_t first_row) const noexcept {
-  if (!has_prefix || request.query_len == 0) return {};
-  const semantics::KeyRange gap = mask_of(*this, request).gap(request.first_row() + first_row);
-  return gap.begin < gap.end ? KeyPositions{gap.begin, gap.end} : KeyPositions{};
+std::array<KeyPositions, 3> Problem::visible_ranges(const Request& request) const noexcept {
+  if (request.query_len == 0) return {};
+  return visible_ranges(request, 0, request.query_len - 1);
 }
 
 Span span_of(const Batch& batch, std::int64_t request, std::int64_t i) {

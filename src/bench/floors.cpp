@@ -8,12 +8,11 @@ namespace quire {
 namespace bench_detail {
 
 std::int64_t kv_bytes_of(const Problem& p, const Request& r) {
-  if (r.query_len == 0) return 0;
-  const KeyPositions keys = p.visible_keys(r);
-  const KeyPositions hidden = p.hidden_keys(r);
-  const std::int64_t unread = std::max<std::int64_t>(0, std::min(hidden.end, r.cached_len) - hidden.begin);
-  const std::int64_t cached = std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin - unread);
-  const std::int64_t fresh = std::max<std::int64_t>(0, keys.end - std::max(keys.begin, r.cached_len));
+  std::int64_t cached = 0, fresh = 0;
+  for (const KeyPositions& keys : p.visible_ranges(r)) {
+    cached += std::max<std::int64_t>(0, std::min(keys.end, r.cached_len) - keys.begin);
+    fresh += std::max<std::int64_t>(0, keys.end - std::max(keys.begin, r.cached_len));
+  }
   const std::int64_t fresh_bytes = (p.head_dim + p.out_dim()) * itemsize(p.q_dtype);
   return p.num_kv_heads * (cached * p.kv_bytes() + fresh * fresh_bytes);
 }

@@ -13,6 +13,7 @@
 
 #include "batch/caught.h"
 #include "capture/fill.h"
+#include "capture/read_pages.h"
 #include "capture/shared_pages.h"
 #include "quire/capture.hpp"
 #include "semantics/block_scale.h"
@@ -376,9 +377,10 @@ class Maker {
       while (static_cast<std::int64_t>(pages.size()) < semantics::ceil_div(req.seq_len(), p_.page_size))
         pages.push_back(dealer.next());
       const std::int64_t shown = semantics::ceil_div(req.cached_len, p_.page_size);
-      const KeyPositions hidden = p_.hidden_keys(req);
+      const auto [prefix, window, tree] = p_.visible_ranges(req);
       for (std::int64_t i = 0; i < s_.table_width; ++i) {
-        const bool is_hidden = i * p_.page_size >= hidden.begin && (i + 1) * p_.page_size <= hidden.end;
+        const bool is_hidden =
+            prefix.end > 0 && window.end > 0 && i * p_.page_size >= prefix.end && (i + 1) * p_.page_size <= window.begin;
         const std::int64_t page = i < shown && !is_hidden ? pages[static_cast<std::size_t>(i)] : capture::kImpossiblePage;
         store_index(c_.batch.block_table, r * s_.table_width + i, page);
       }
@@ -498,8 +500,6 @@ class Maker {
   template <typename Visit>
   void for_each_cached(What what, Visit&& visit) const {
     for (std::int64_t r = 0; r < s_.num_reqs; ++r) {
-      const KeyPositions seen = p_.visible_keys(request(r)), hidden = p_.hidden_keys(request(r));
-      const std::int64_t end = std::min(seen.end, request(r).cached_len);
       const semantics::IndexView pages = semantics::index_row(c_.batch.block_table, r);
       const auto walk = [&](std::int64_t from, std::int64_t to) {
         semantics::for_each_page_run(pages, p_.page_size, from, to,
@@ -509,8 +509,7 @@ class Maker {
                                                request(r).key_begin + position + i);
                                      });
       };
-      walk(seen.begin, hidden.begin < hidden.end ? std::min(end, hidden.begin) : end);
-      if (hidden.begin < hidden.end) walk(hidden.end, end);
+      capture::read_pages(p_, c_.batch, r).for_each_range(request(r).cached_len, walk);
     }
   }
 

@@ -10,6 +10,7 @@
 
 #include "batch/caught.h"
 #include "capture/fill.h"
+#include "capture/read_pages.h"
 #include "capture/spoiler.h"
 #include "quire/capture.hpp"
 #include "quire/contract.hpp"
@@ -62,12 +63,8 @@ class Poisoner {
     const std::int64_t slots = num_pages(c_.cache) * p_.page_size;
     readable_.assign(static_cast<std::size_t>(slots), false);
     for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
-      const Request& req = p_.reqs[r];
-      const KeyPositions seen = p_.visible_keys(req), hidden = p_.hidden_keys(req);
-      const std::int64_t end = std::min(seen.end, req.cached_len);
-      const bool has_hidden = hidden.begin < hidden.end;
-      mark_keys(r, seen.begin, has_hidden ? std::min(end, hidden.begin) : end);
-      if (has_hidden) mark_keys(r, hidden.end, end);
+      const auto mark = [&](std::int64_t begin, std::int64_t end) { mark_keys(r, begin, end); };
+      capture::read_pages(p_, c_.batch, static_cast<std::int64_t>(r)).for_each_range(p_.reqs[r].cached_len, mark);
     }
   }
 

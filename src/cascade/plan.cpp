@@ -44,7 +44,7 @@ Result<Batch> staged(Batch batch, device::Staging& staging) {
 Result<Device> device_of(const Batch& batch) {
   const device::Runtime* runtime = device::runtime_of(batch.query.memory);
   if (runtime == nullptr) return host_device();
-  const Result<int> ordinal = runtime->ordinal_of(batch.query.data);
+  const Result<int> ordinal = runtime->ordinal_of(batch.query_start_loc.data);  // rows may be none
   if (!ordinal.ok()) return ordinal.status();
   return device::device_at(batch.query.memory, ordinal.value());
 }

@@ -58,7 +58,10 @@ Lengths lengths_of(const Context& c, std::int64_t request) noexcept {
   return lengths;
 }
 
-semantics::Mask mask_of(const Context& c, const Lengths& lengths) noexcept {
+semantics::VisiblePages visible_pages(const Context& c, const Lengths& lengths) noexcept {
+  semantics::VisiblePages pages;
+  pages.page_size = c.sizes.page_size;
+  if (lengths.query_len == 0) return pages;
   semantics::Mask mask;
   mask.reach = semantics::reach_of(lengths.causal, c.options.sliding_window.value_or(0), c.options.window_right.value_or(-1));
   mask.num_keys = lengths.seq_len;
@@ -67,20 +70,10 @@ semantics::Mask mask_of(const Context& c, const Lengths& lengths) noexcept {
   mask.spans = spans_of(c, lengths.request);
   mask.spans_beyond_window = c.options.spans_beyond_window;
   mask.set_regions(lengths.prefix_len, lengths.tree_len);
-  return mask;
-}
-
-semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept {
-  if (lengths.query_len == 0) return {0, 0};
   const std::int64_t first = lengths.first_position();
-  const semantics::KeyRange keys = mask_of(c, lengths).of_rows(first, first + lengths.query_len - 1);
-  return {keys.begin, std::min(keys.end, lengths.cached_len)};
-}
-
-semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept {
-  const semantics::KeyRange keys = visible_cached(c, lengths);
-  // Both factors are below 2^31 (Q-M08).
-  return {keys.begin, std::min(keys.end, c.batch.block_table.shape[1] * c.sizes.page_size)};
+  pages.keys = mask.seen_by(first, first + lengths.query_len - 1).below(lengths.cached_len);
+  if (mask.has_tree()) pages.tree = tree_rows(c, lengths);
+  return pages;
 }
 
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept {

@@ -19,6 +19,7 @@
 #include "quire/problem.hpp"
 #include "semantics/mask.h"
 #include "semantics/page_walk.h"
+#include "semantics/visible_pages.h"
 
 namespace quire {
 struct ContextShard;
@@ -92,15 +93,17 @@ inline bool may_lack_keys(const Context& c, const Lengths& lengths) noexcept {
   return !lengths.causal || c.batch.q_begin.present();
 }
 
-/// The mask of a request whose lengths are sound.
-semantics::Mask mask_of(const Context& c, const Lengths& lengths) noexcept;
+/// What some row of a request with sound lengths sees of the cache, counted from the request's first key. Needs a known
+/// page_size.
+semantics::VisiblePages visible_pages(const Context& c, const Lengths& lengths) noexcept;
 
-/// Cached positions [begin, end) that some row of the request sees, and the gap between prefix and window, counted from the
-/// request's first key; begin >= end if none.
-semantics::KeyRange visible_cached(const Context& c, const Lengths& lengths) noexcept;
-
-/// visible_cached() without positions beyond the table's width (Q-T10). Needs pages_sound.
-semantics::KeyRange visible_in_table(const Context& c, const Lengths& lengths) noexcept;
+/// Calls visit(begin, end) for each range of cached keys that some row sees, without keys beyond the table's width (Q-T10). Needs
+/// pages_sound.
+template <typename Visit>
+void for_each_visible_range(const Context& c, const Lengths& lengths, Visit&& visit) {
+  // Both factors are below 2^31 (Q-M08).
+  visible_pages(c, lengths).for_each_range(c.batch.block_table.shape[1] * c.sizes.page_size, visit);
+}
 
 /// A 1-D i32 or i64 tensor of `size` readable entries (any size if kUnknown).
 bool is_index_array(const Tensor& t, std::int64_t size) noexcept;
@@ -118,16 +121,12 @@ template <typename Visit>
 void for_each_visible_run(const Context& c, std::int64_t request, Visit&& visit) {
   const Lengths lengths = lengths_of(c, request);
   if (!lengths.sound) return;
-  const semantics::KeyRange keys = visible_in_table(c, lengths), gap = mask_of(c, lengths).gap(lengths.first_position());
-  const auto walk = [&](std::int64_t begin, std::int64_t end) {
+  for_each_visible_range(c, lengths, [&](std::int64_t begin, std::int64_t end) {
     semantics::for_each_page_run(semantics::index_row(c.batch.block_table, request), c.sizes.page_size, begin, end,
                                  [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                    if (page >= 0 && page < c.sizes.num_pages) visit(page, offset, count, position);
                                  });
-  };
-  if (gap.begin >= gap.end) return walk(keys.begin, keys.end);
-  walk(keys.begin, std::min(keys.end, gap.begin));
-  walk(std::max(keys.begin, gap.end), keys.end);
+  });
 }
 
 /// Whether the codes of K or V, and the scales that are the rows' own, may be read at every page.
@@ -155,6 +154,8 @@ void apply_mask_shape_rules(Context& c);
 void apply_mask_value_rules(Context& c, const Lengths& lengths);
 /// Q-V09 and Q-V10: reads tree_mask.
 void apply_tree_rules(Context& c);
+/// Bits of the rows of a request.
+semantics::TreeRows tree_rows(const Context& c, const Lengths& lengths) noexcept;
 /// Whether the tensors of the mask may be read, or are absent.
 bool masks_readable(const Context& c) noexcept;
 /// Whether rules Q-V06 to Q-V08 hold for a request whose lengths are sound otherwise.

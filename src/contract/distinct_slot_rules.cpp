@@ -68,9 +68,10 @@ void apply_distinct_slot_rules(Context& c) {
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);
     if (!lengths.sound) continue;
-    const semantics::KeyRange keys = visible_in_table(c, lengths);
-    const std::int64_t columns = (keys.end - 1) / c.sizes.page_size - keys.begin / c.sizes.page_size + 1;
-    if (keys.begin >= keys.end || columns < 2) continue;
+    const semantics::VisiblePages pages = visible_pages(c, lengths);
+    const auto [first, end] = pages.columns(pages.keys.hull());
+    const std::int64_t columns = std::min(end, c.batch.block_table.shape[1]) - first;
+    if (columns < 2) continue;
     // A broadcast table claims columns that nobody stores.
     const bool broadcast = semantics::index_row(c.batch.block_table, r).stride == 0;
     SeenRuns seen(broadcast ? 1 : columns, c.sizes.page_size);

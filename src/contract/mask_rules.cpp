@@ -104,10 +104,7 @@ void v08_tree_len(Context& c, const Lengths& n) {
 }
 
 /// Bits of the row `row` of a request.
-semantics::TreeBits bits_of(const Context& c, const Lengths& n, std::int64_t row) {
-  const Tensor& t = c.batch.tree_mask;
-  return {static_cast<const std::uint8_t*>(t.data) + (n.first_row + row) * t.stride[0], t.stride[1]};
-}
+semantics::TreeBits bits_of(const Context& c, const Lengths& n, std::int64_t row) { return tree_rows(c, n).of_row(row); }
 
 /// Bit of the key at which a row stands, if the rows stand at the end of the keys; it may be outside of the tree.
 std::int64_t own_bit(const Lengths& n, std::int64_t row) { return n.first_position() + row - (n.seq_len - n.tree_len); }
@@ -129,6 +126,14 @@ void v10_later_bits(Context& c, const Lengths& n, std::int64_t row) {
 }
 
 }  // namespace
+
+semantics::TreeRows tree_rows(const Context& c, const Lengths& n) noexcept {
+  const Tensor& t = c.batch.tree_mask;
+  return {{static_cast<const std::uint8_t*>(t.data) + n.first_row * t.stride[0], t.stride[1]},
+          t.stride[0],
+          n.query_len,
+          n.seq_len - n.tree_len};
+}
 
 bool masks_readable(const Context& c) noexcept {
   const Batch& b = c.batch;

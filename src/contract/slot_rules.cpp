@@ -127,18 +127,18 @@ void s04_one_position_per_slot(Context& c, const IndexView& slots) {
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);
     if (!lengths.sound) continue;
-    const semantics::KeyRange keys = visible_in_table(c, lengths);
-    if (keys.begin >= keys.end) continue;  // a window may begin behind the table's end
-    const auto visit = [&](std::int64_t column, std::int64_t page) {
-      if (page < 0 || page >= c.sizes.num_pages) return;
-      const std::int64_t begin = std::max(keys.begin, column * size), end = std::min(keys.end, (column + 1) * size);
-      for (std::int64_t key = begin; key < end; ++key) {
-        const std::int64_t slot = page * size + key % size;
-        if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, key, lengths.key_begin + key);
-      }
-    };
-    for_each_held(semantics::index_row(c.batch.block_table, r), keys.begin / size, semantics::ceil_div(keys.end, size),
-                  written.pages, visit);
+    for_each_visible_range(c, lengths, [&](std::int64_t first, std::int64_t last) {
+      const auto visit = [&](std::int64_t column, std::int64_t page) {
+        if (page < 0 || page >= c.sizes.num_pages) return;
+        const std::int64_t begin = std::max(first, column * size), end = std::min(last, (column + 1) * size);
+        for (std::int64_t key = begin; key < end; ++key) {
+          const std::int64_t slot = page * size + key % size;
+          if (const Write* write = written.slots.find(slot)) s04_one_slot(c, slot, *write, r, key, lengths.key_begin + key);
+        }
+      };
+      for_each_held(semantics::index_row(c.batch.block_table, r), first / size, semantics::ceil_div(last, size), written.pages,
+                    visit);
+    });
   }
 }
 

@@ -177,12 +177,14 @@ void apply_length_rules(Context& c) {
 
 // --- block_table --------------------------------------------------------------------------------------------------------
 
-void t03_page_ids(Context& c, std::int64_t r, const IndexView& row, std::int64_t first, std::int64_t last) {
+/// Columns [first, last) of a request, of pages that no row may see.
+void t03_page_ids(Context& c, std::int64_t r, const semantics::VisiblePages& pages, std::int64_t first, std::int64_t last) {
   const std::int64_t num_pages = c.sizes.num_pages;
+  const IndexView row = semantics::index_row(c.batch.block_table, r);
   if (all_within(row, first, last, num_pages)) return;
   for (std::int64_t column = first; column < last; ++column) {
     const std::int64_t page = row[column];
-    if ((page >= 0 && page < num_pages) || c.report.counted(T03)) continue;
+    if ((page >= 0 && page < num_pages) || !pages.has(column) || c.report.counted(T03)) continue;
     c.report.add(T03, "block_table", {r, column}, formatted("page {}", page), formatted("in [0, {})", num_pages),
                  table_holds_slots(c, r) ? kTableHoldsSlots : "");
   }
@@ -202,10 +204,10 @@ bool table_looks_like_halves(const Context& c) {
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);
     if (!lengths.sound) continue;
-    const semantics::KeyRange keys = visible_cached(c, lengths);
-    const std::int64_t last = semantics::columns_held(keys.end, c.sizes.page_size, c.batch.block_table.shape[1]);
+    const semantics::VisiblePages pages = visible_pages(c, lengths);
+    const auto [first, end] = pages.columns(pages.keys.hull());
+    const std::int64_t last = std::min(end, c.batch.block_table.shape[1]);
     const IndexView row = semantics::index_row(c.batch.block_table, r);
-    const std::int64_t first = keys.begin / c.sizes.page_size;
     if (last - first < 4) continue;
     for (std::int64_t column = first; column < last; ++column)
       if ((row[column] == 0) != (column % 2 == 1)) return false;
@@ -226,19 +228,14 @@ void apply_page_rules(Context& c) {
   for (std::int64_t r = 0; r < c.sizes.num_reqs; ++r) {
     const Lengths lengths = lengths_of(c, r);
     if (!lengths.sound) continue;
-    const semantics::KeyRange keys = visible_cached(c, lengths);
-    if (keys.begin >= keys.end) continue;
-    const std::int64_t needed = semantics::ceil_div(keys.end, c.sizes.page_size);
+    const semantics::VisiblePages pages = visible_pages(c, lengths);
+    const std::int64_t width = table.shape[1], needed = pages.needed(width);
     t10_wide_enough(c, r, lengths.cached_len, needed);
-    const IndexView row = semantics::index_row(table, r);
-    const std::int64_t first = keys.begin / c.sizes.page_size;
-    const std::int64_t last = semantics::columns_held(keys.end, c.sizes.page_size, table.shape[1]);
-    const semantics::KeyRange gap = mask_of(c, lengths).gap(lengths.first_position());
-    if (gap.begin >= gap.end) {
-      t03_page_ids(c, r, row, first, last);
-    } else {
-      t03_page_ids(c, r, row, first, std::min(last, semantics::ceil_div(gap.begin, c.sizes.page_size)));
-      if (keys.end > gap.end) t03_page_ids(c, r, row, std::max(first, gap.end / c.sizes.page_size), last);
+    std::int64_t done = 0;  // two ranges of keys may share a page
+    for (const semantics::KeyRange& range : {pages.keys.prefix, pages.keys.middle, pages.keys.tree}) {
+      const auto [first, end] = pages.columns(range);
+      t03_page_ids(c, r, pages, std::max(first, done), std::min(end, width));
+      done = std::max(done, end);
     }
   }
 }

@@ -35,8 +35,9 @@ class Cuts {
   }
   std::int64_t key_tiles(const Tile& tile) const { return tiling_.key_tiles(tile); }
   std::int64_t read_bytes(const Request& r) const {
-    const KeyPositions keys = p_.visible_keys(r), gap = p_.hidden_keys(r);
-    return (keys.end - keys.begin - (gap.end - gap.begin)) * p_.num_kv_heads * p_.kv_bytes();
+    std::int64_t keys = 0;
+    for (const KeyPositions& range : p_.visible_ranges(r)) keys += range.end - range.begin;
+    return keys * p_.num_kv_heads * p_.kv_bytes();
   }
   /// The part size, where the list does not fix it.
   std::int32_t part_tiles() const {
@@ -54,17 +55,22 @@ class Cuts {
       return slices <= list_.target_items / p_.num_kv_heads;
     });
   }
-  /// Calls visit(tiles of keys) for each part of a request's tile; returns their number. Cuts know no gap between a prefix and a
-  /// window, but tiles of keys that lie in it are skipped.
+  /// Calls visit(tiles of keys) for each part of a request's tile; returns their number. Cuts know no gap between ranges that
+  /// rows see, but tiles of keys that lie in one are skipped.
   template <typename Visit>
   std::int64_t for_each_part(const Request& r, const Tile& tile, std::int32_t part_tiles, Visit&& visit) const {
-    const KeyPositions gap = p_.hidden_keys(r, tile.row_begin / p_.group());
+    const auto ranges = p_.visible_ranges(r, tile.row_begin / p_.group(), (tile.row_end - 1) / p_.group());
     const auto cuts = schedule::cuts_of(tiling_, tile, list_.split_keys, part_tiles);
     const std::int64_t first_cut = schedule::cut_origin(tile.key_begin, list_.split_keys) + cuts.keys;
     for (std::int64_t part = 0; part < cuts.parts; ++part) {
       const auto keys = schedule::part_of<std::int64_t>({tile.key_begin, tile.key_end}, part, first_cut, cuts.keys);
-      const std::int64_t skipped =
-          schedule::tiles_in_gap<std::int64_t>(0, keys.begin, keys.end, gap.begin, gap.end, list_.tile_keys).count();
+      std::int64_t skipped = 0, begin = 0;
+      for (const KeyPositions& range : ranges) {
+        if (range.end == 0) continue;
+        if (begin > 0)
+          skipped += schedule::tiles_in_gap<std::int64_t>(0, keys.begin, keys.end, begin, range.begin, list_.tile_keys).count();
+        begin = range.end;
+      }
       visit(key_tiles({tile.row_begin, tile.row_end, keys.begin, keys.end}) - skipped);
     }
     return cuts.parts;

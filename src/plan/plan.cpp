@@ -138,7 +138,7 @@ Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettin
 
 Result<Plan> plan_unread(const Batch& batch, const KVCache& cache, const Options& options, const PlanSettings& settings) {
   const device::Runtime& runtime = *device::runtime_of(batch.query.memory);
-  const Result<int> ordinal = runtime.ordinal_of(batch.query.num_elements() > 0 ? batch.query.data : cache.k.data);
+  const Result<int> ordinal = runtime.ordinal_of(batch.query_start_loc.data);  // rows and pages may be none
   if (!ordinal.ok()) return ordinal.status();
   const Result<Device> device = device::device_at(batch.query.memory, ordinal.value());
   if (!device.ok()) return device.status();

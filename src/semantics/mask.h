@@ -9,8 +9,8 @@
 //     tree   [tree_begin, num_keys)       hidden by bits alone
 //
 // Within the first two regions, a row sees one range of keys whose ends never decrease from row to row. A kernel that cuts its
-// tiles at the ends of regions needs two numbers a row, and bits in the last region. Between the prefix and the first key that
-// the first row of a tile sees in the middle lies a gap, which no row of the tile sees: kernels read none of it.
+// tiles at the ends of regions needs two numbers a row, and bits in the last region. Several rows see one range in each region,
+// too (SeenKeys): kernels read none of what lies between the ranges. Pages are read by visible_pages.h.
 #pragma once
 
 #include <cstdint>
@@ -53,6 +53,44 @@ struct TreeBits {
     return (data[key_of_tree / 8 * stride] >> static_cast<int>(key_of_tree % 8) & 1) != 0;
   }
 };
+
+/// Keys that rows see: one range in each region of a mask, of a tree all keys. The ranges ascend, and one without keys is [0, 0).
+template <class Int>
+struct SeenKeysIn {
+  using Range = KeyRangeIn<Int>;
+  static constexpr Int kNone = 0x7FFFFFFF;  ///< behind every key (Q-T07)
+  Range prefix, middle, tree;
+
+  /// The keys below `end`.
+  QUIRE_HD SeenKeysIn below(Int end) const { return {cut(prefix, 0, end), cut(middle, 0, end), cut(tree, 0, end)}; }
+  /// The keys from `begin` on.
+  QUIRE_HD SeenKeysIn from(Int begin) const {
+    return {cut(prefix, begin, prefix.end), cut(middle, begin, middle.end), cut(tree, begin, tree.end)};
+  }
+  /// The least range that holds all.
+  QUIRE_HD Range hull() const {
+    Range all = middle;
+    if (tree.end > 0) all = {all.end > 0 ? all.begin : tree.begin, tree.end};
+    if (prefix.end > 0) all = {prefix.begin, all.end > 0 ? all.end : prefix.end};
+    return all;
+  }
+  /// The first of the keys from `at` on; kNone behind the last.
+  QUIRE_HD Int next(Int at) const {
+    const Range& range = range_behind(at);
+    return at >= range.end ? kNone : at < range.begin ? range.begin : at;
+  }
+  /// The end of the range that holds the key `at`.
+  QUIRE_HD Int range_end(Int at) const { return range_behind(at).end; }
+
+ private:
+  QUIRE_HD static Range cut(Range range, Int begin, Int end) {
+    if (range.begin < begin) range.begin = begin;
+    if (range.end > end) range.end = end;
+    return range.begin < range.end ? range : Range{0, 0};
+  }
+  QUIRE_HD const Range& range_behind(Int at) const { return at < prefix.end ? prefix : at < middle.end ? middle : tree; }
+};
+using SeenKeys = SeenKeysIn<std::int64_t>;
 
 struct Mask {
   Reach reach;
@@ -117,32 +155,20 @@ struct Mask {
     return keys;
   }
 
-  /// All keys that rows at positions [first, last] see, and the gap; [0, 0) if they see nothing.
-  QUIRE_HD KeyRange of_rows(std::int64_t first, std::int64_t last) const {
-    KeyRange keys{of_row(first).begin, of_row(last).end};
-    const std::int64_t in_prefix = prefix_end > 0 ? clamped_to(order_end(last), prefix_end) : 0;
-    if (in_prefix > 0) {
-      keys.begin = 0;
-      if (keys.end < in_prefix) keys.end = in_prefix;
-    }
-    if (has_tree()) {
-      if (keys.begin > tree_begin || keys.end <= keys.begin) keys.begin = tree_begin;
-      keys.end = num_keys;
-    }
-    return keys.begin < keys.end ? keys : KeyRange{0, 0};
+  /// Keys that rows at positions [first, last] see.
+  QUIRE_HD SeenKeys seen_by(std::int64_t first, std::int64_t last) const {
+    SeenKeys keys;
+    if (prefix_end > 0) keys.prefix.end = clamped_to(order_end(last), prefix_end);
+    keys.middle = {of_row(first).begin, of_row(last).end};
+    if (keys.middle.begin < prefix_end) keys.middle.begin = prefix_end;
+    if (keys.middle.end > tree_begin) keys.middle.end = tree_begin;
+    if (keys.middle.begin >= keys.middle.end) keys.middle = {0, 0};
+    if (has_tree()) keys.tree = {tree_begin, num_keys};
+    return keys;
   }
 
-  /// Keys between the regions of a tile of rows, the first of which is at `first`: no row of it sees one. begin >= end: none.
-  QUIRE_HD KeyRange gap(std::int64_t first) const {
-    if (prefix_end == 0) return {0, 0};
-    const std::int64_t begin = of_row(first).begin;
-    return {prefix_end, begin < tree_begin ? begin : tree_begin};
-  }
-
-  /// End of the region that holds `key`.
-  QUIRE_HD std::int64_t region_end(std::int64_t key) const {
-    return key < prefix_end ? prefix_end : key < tree_begin ? tree_begin : num_keys;
-  }
+  /// The least range that holds all keys that rows at positions [first, last] see; [0, 0) if they see nothing.
+  QUIRE_HD KeyRange of_rows(std::int64_t first, std::int64_t last) const { return seen_by(first, last).hull(); }
 
   /// Keys that the row at q_pos sees, a tree's all counted.
   QUIRE_HD std::int64_t count(std::int64_t q_pos) const {

@@ -46,11 +46,22 @@ constexpr QUIRE_HD std::int64_t columns_held(std::int64_t num_keys, std::int64_t
   return needed < width ? needed : width;
 }
 
+/// A request's row of the block table, as kernels read it: an entry that is no page is page 0. No row sees a key of such a page,
+/// whose place in a tile must have an address for all that.
+struct PageRow {
+  IndexView entries;
+  std::int64_t num_pages = 0;
+
+  QUIRE_HD std::int64_t operator[](std::int64_t column) const {
+    const std::int64_t page = entries[column];
+    return page >= 0 && page < num_pages ? page : 0;
+  }
+};
+
 /// Calls visit(page, offset, count, position) for each run of positions [begin, end) that lies within one page.
-/// Reads only the table entries of pages that hold a position of the range.
-template <typename Visit>
-QUIRE_HD void for_each_page_run(const IndexView& pages, std::int64_t page_size, std::int64_t begin, std::int64_t end,
-                                Visit&& visit) {
+/// Reads only the table entries of pages that hold a position of the range. Pages: IndexView or PageRow.
+template <typename Pages, typename Visit>
+QUIRE_HD void for_each_page_run(const Pages& pages, std::int64_t page_size, std::int64_t begin, std::int64_t end, Visit&& visit) {
   std::int64_t index = begin / page_size, offset = begin % page_size;
   for (std::int64_t position = begin; position < end; ++index, offset = 0) {
     const std::int64_t left_in_page = page_size - offset;

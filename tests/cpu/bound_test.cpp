@@ -100,6 +100,20 @@ TEST(BoundAttend, SeesATensorThatIsMissingOrHasAnotherShapeOrStride) {
   expect_each_is_seen(kForm, "of another stride", [](Tensor& t) { return t.present() && t.rank > 0 && (++t.stride[0], true); });
 }
 
+/// Frameworks give a tensor without elements any strides: NumPy's are those of its shape, others are 0.
+TEST(BoundAttend, TakesAnyStridesOfATensorWithoutElements) {
+  const Case c = make_case(parse_problem_line("q=f32 heads=4:2 d=64 page=16 reqs=2x0@9 lse=1").value()).value();
+  const Plan plan = quire::plan(c.batch, c.cache, c.options).value();
+  std::vector<std::byte> memory(workspace_bytes(plan) + 64);
+  const std::span workspace(memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64,
+                            workspace_bytes(plan));
+  const BoundAttend call = BoundAttend::make(plan, c.batch, c.cache, c.options).value();
+  Case given = c;
+  for (Tensor* t : {&given.batch.query, &given.batch.output, &given.batch.lse}) t->stride = {};
+  const Status status = call.run(given.batch, given.cache, given.options, workspace);
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
 TEST(BoundAttend, SeesBlockScalesThatShareMemoryWithTheOutput) {
   const Bound bound("q=f32 kv=nvfp4 heads=4:2 d=64");
   for (Tensor KVCache::* scales : {&KVCache::k_block_scale, &KVCache::v_block_scale}) {

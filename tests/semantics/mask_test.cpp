@@ -80,17 +80,15 @@ Given trimmed(Given g) {
   return g;
 }
 
-/// Keys that kernels fold in for a row: region by region, within the hull of rows [first, last], without its gap.
+/// Keys that kernels fold in for a row: range by range of what rows [first, last] see.
 std::set<std::int64_t> keys_of(const Mask& mask, std::int64_t q, std::int64_t first, std::int64_t last) {
-  const KeyRange all = mask.of_rows(first, last), gap = mask.gap(first);
+  const semantics::SeenKeys all = mask.seen_by(first, last);
   std::set<std::int64_t> keys;
-  for (std::int64_t at = all.begin; at < all.end;) {
-    if (at >= gap.begin && at < gap.end) at = gap.end;
-    if (at >= all.end) break;
-    const std::int64_t stop = std::min(mask.region_end(at), all.end);
+  for (std::int64_t at = all.next(0); at < mask.num_keys;) {
+    const std::int64_t stop = all.range_end(at);
     const KeyRange seen = mask.seen(q, at, stop);
     for (std::int64_t k = seen.begin; k < seen.end; ++k) keys.insert(k);
-    at = stop;
+    at = all.next(stop);
   }
   return keys;
 }
@@ -132,19 +130,25 @@ TEST(Mask, NeitherEndOfARegionDecreasesFromRowToRow) {
   }
 }
 
-TEST(Mask, NoRowSeesAKeyOfTheGap) {
+TEST(Mask, RowsSeeTheKeysOfTheirRangesAndNoOther) {
   std::mt19937_64 random(3);
-  int gaps = 0;
+  int gaps = 0, keys = 0;  ///< seen, and not seen between them
   for (int i = 0; i < 5000; ++i) {
     const Given g = trimmed(drawn(random));
     const Mask mask = mask_of(g);
-    const auto first = static_cast<std::int64_t>(random() % 30) - 6;
-    const KeyRange gap = mask.gap(first);
-    for (std::int64_t k = gap.begin; k < gap.end; ++k, ++gaps)
-      for (std::int64_t q = first; q < first + 12; ++q)
-        ASSERT_FALSE(sees(g, q + g.key_begin, k + g.key_begin)) << "mask " << i << " row " << q << " key " << k;
+    const auto first = static_cast<std::int64_t>(random() % 30) - 6, last = first + static_cast<std::int64_t>(random() % 12);
+    const semantics::SeenKeys seen = mask.seen_by(first, last);
+    std::vector<bool> by_some(static_cast<std::size_t>(g.num_keys)), in_range = by_some;
+    for (std::int64_t k = 0; k < g.num_keys; ++k)
+      for (std::int64_t q = first; q <= last; ++q)
+        if (k >= g.num_keys - g.tree || sees(g, q + g.key_begin, k + g.key_begin)) by_some[static_cast<std::size_t>(k)] = true;
+    for (const KeyRange& range : {seen.prefix, seen.middle, seen.tree})
+      for (std::int64_t k = range.begin; k < range.end; ++k, ++keys) in_range[static_cast<std::size_t>(k)] = true;
+    ASSERT_EQ(by_some, in_range) << "mask " << i;
+    for (std::int64_t k = seen.hull().begin; k < seen.hull().end; ++k) gaps += by_some[static_cast<std::size_t>(k)] ? 0 : 1;
   }
   EXPECT_GT(gaps, 1000);
+  EXPECT_GT(keys, 1000);
 }
 
 TEST(Mask, HugeNumbersDoNotOverflow) {

@@ -44,6 +44,23 @@ TEST(SimtMatrixSpecial, RandomProblems) {
   }
 }
 
+/// As between prepare() and a layer.
+TEST(SimtMatrixSpecial, AWildEntryBehindTheValidationIsNotFollowedAndIsHeard) {
+  for (const simt::MatrixGpu* gpu : kGpus)
+    for (const char* shape : {"heads=4:2 d=64 page=16 index=i64 reqs=1@40", "heads=4:2 d=64 page=16 index=i64 reqs=40@40"})
+      for (const std::int64_t wild : {std::int64_t{-1}, std::int64_t{1} << 33, std::int64_t{2147480000}}) {
+        const Case c = made(line_of("q=bf16 kv=bf16 layout=nhd", shape));
+        const Tensor& table = c.batch.block_table;
+        std::vector<std::int64_t> changed(static_cast<const std::int64_t*>(table.data),
+                                          static_cast<const std::int64_t*>(table.data) + table.num_elements());
+        changed[1] = wild;
+        simt::Device device;
+        device.tamper = [&](gpu::GenericArgs& a) { a.block_table.data = changed.data(); };
+        std::int64_t rows = 0;
+        EXPECT_EQ(simt::attend_matrix(*gpu, device, c, rows).code(), Code::contract_violation) << gpu->name << " " << shape;
+      }
+}
+
 TEST(SimtMatrixSpecial, NoVisibleKeyOnlyMinusInfiniteScores) {
   for (const simt::MatrixGpu* gpu : kGpus)
     for (const std::string sinks : {"0", "1"}) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "backend/gpu/attend_generic.h"
@@ -17,6 +18,7 @@
 #include "kernels/judge.h"
 #include "plan/device_workspace.h"
 #include "simt/device.h"
+#include "support/page_cases.h"
 
 namespace quire::test {
 namespace {
@@ -46,11 +48,9 @@ class FakeWorkspace {
 };
 
 /// Runs the launches that cuda::attend() enqueues, and judges them like cuda::attend_status().
-Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks, std::int64_t& rows) {
-  const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value(), settings);
-  if (!planned.ok()) return planned.status();
-  FakeWorkspace workspace(planned.value());
-  const gpu::GenericArgs args = gpu::attend_args(planned.value(), c.batch, c.cache, c.options, workspace.data(), 0);
+Status attend_by(const Plan& plan, const Case& c, int blocks, std::int64_t& rows) {
+  FakeWorkspace workspace(plan);
+  const gpu::GenericArgs args = gpu::attend_args(plan, c.batch, c.cache, c.options, workspace.data(), 0);
   const auto launch = [&](int count, int shared_bytes) { return simt::Launch{count, 256, 32, shared_bytes, 7, {}, nullptr}; };
   std::string error = simt::run(launch(2, 0), [&] { gpu::validate(args, gpu::block_index(), gpu::num_blocks()); });
   if (error.empty()) error = simt::run(launch(1, gpu::kScheduleSharedBytes), [&] { gpu::schedule(args, gpu::SharedArea()); });
@@ -60,7 +60,11 @@ Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks
   if (error.empty() && args.fills_rows()) error = simt::run(launch(blocks, 0), [&] { gpu::fill_rows(args); });
   if (!workspace.guard_intact()) return {Code::internal_error, "something was written behind the workspace"};
   rows = static_cast<std::int64_t>(args.outcome->rows_written);
-  return gpu::judge(*args.outcome, planned.value(), c.batch);
+  return gpu::judge(*args.outcome, plan, c.batch);
+}
+Status attend_as_planned(const Case& c, const PlanSettings& settings, int blocks, std::int64_t& rows) {
+  const Result<Plan> planned = plan(problem_of(c.batch, c.cache, c.options), find_device("sm90").value(), settings);
+  return planned.ok() ? attend_by(planned.value(), c, blocks, rows) : planned.status();
 }
 
 class SimtPlan : public testing::TestWithParam<Hazard> {};
@@ -95,6 +99,31 @@ TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
   EXPECT_NE(args.outcome->broken, 0);
   EXPECT_EQ(*args.work.num_slices, 0);
   EXPECT_TRUE(workspace.guard_intact());
+}
+
+/// attend() on a device does not read lengths, and plans for as many keys as the table has room for. Requests may have more.
+TEST(SimtPlanBounds, TablesNarrowerThanTheirKeysAreServed) {
+  std::mt19937_64 random(8);
+  int narrow = 0;
+  for (int i = 0; i < 400; ++i) {
+    const PageCase of = drawn_page_case(random, i % 2 == 0 ? 24 : 300);
+    PageBatch batch(of, of.needed_columns(), random);
+    const std::int64_t room = of.needed_columns() * of.page_size + (batch->batch.key.present() ? of.rows : 0);
+    Problem p = problem_of(batch->batch, batch->cache, batch->options);
+    for (Request& r : p.reqs) {
+      narrow += r.seq_len() > room ? 1 : 0;
+      r = {r.query_len, std::min(r.context_len, room - r.query_len), std::min(r.seq_len(), room)};
+    }
+    p.spans.clear();
+    const PlanSettings settings{.kernel = "cuda_generic", .batch_invariant = i % 3 == 0, .num_threads = i % 5 == 0 ? 132 : 1};
+    Plan planned = plan(std::move(p), find_device("sm90").value(), settings).value();
+    planned.problem = problem_of(batch->batch, batch->cache, batch->options);
+    planned.bounds.seq_len_from_shapes = true;
+    std::int64_t rows = 0;
+    const Status status = attend_by(planned, *batch, 2, rows);
+    ASSERT_TRUE(status.ok()) << of.text() << "columns " << of.needed_columns() << ": " << status.message();
+  }
+  EXPECT_GT(narrow, 300);
 }
 
 /// Whether validate() refuses lengths that the plan has room for.

@@ -94,6 +94,7 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.q_scale_stride = scale_stride(batch.q_scale);
   a.query_start_loc = semantics::index_view(batch.query_start_loc);
   a.block_table = batch.block_table;
+  a.num_pages = num_pages(cache);
   a.page_size = plan.problem.page_size;
   a.window = options.sliding_window.value_or(0);
   a.window_right = options.window_right.value_or(-1);

@@ -64,6 +64,7 @@ struct AttendArgs {
   semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale
   semantics::IndexView query_start_loc;
   Tensor block_table;
+  std::int64_t num_pages = 0;
   std::int64_t page_size = 1;
   std::int64_t window = 0;         ///< 0 = none
   std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
@@ -89,6 +90,11 @@ struct AttendArgs {
   float* partial_acc = nullptr;     ///< [num_partials][v_stride]
   float* partial_states = nullptr;  ///< [num_partials][2]
 };
+
+/// The pages of a request.
+QUIRE_HD semantics::PageRow pages_of(const AttendArgs& a, std::int64_t req) {
+  return {semantics::index_row(a.block_table, req), a.num_pages};
+}
 
 /// One instantiation of attend_body.h. `scratch` is one thread's, laid out as plan_detail::ThreadScratch says.
 /// Both return the number of output rows (token x query head) that they wrote.

@@ -28,13 +28,13 @@ void absorb_segment(const ItemView& v, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = 0; i < v.num_rows * v.v_stride; ++i) v.acc[i] = V::Faults::at_start(v.acc[i]);
   for (std::int64_t m = 0; m < v.num_rows; ++m) v.states[m] = V::Faults::at_start(v.states[m]);
   if (v.direct) return absorb_directly<V>(v, begin, end);
-  begin = v.past_gap(begin);
+  begin = v.seen.next(begin);
   if (begin >= end) return;
   Tile tiles[2];
   int current = 0;
   find_tile<V>(tiles[0], v, begin, v.stop(begin, end));
   for (std::int64_t at = begin; at < end; current ^= 1) {
-    const std::int64_t stop = v.past_gap(tiles[current].end), limit = stop < end ? end : v.item.key_end;
+    const std::int64_t stop = v.seen.next(tiles[current].end), limit = stop < end ? end : v.item.key_end;
     Tile* next = stop < limit ? &tiles[current ^ 1] : nullptr;
     if (next != nullptr) find_tile<V>(*next, v, stop, v.stop(stop, limit));
     absorb_tile<V>(v, tiles[current], next);

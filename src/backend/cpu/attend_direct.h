@@ -215,14 +215,14 @@ void absorb_directly(const ItemView& v, std::int64_t begin, std::int64_t end) {
     const std::int64_t stop = v.stop(at, limit);
     return at < cached && cached < stop ? cached : stop;
   };
-  begin = v.past_gap(begin);
+  begin = v.seen.next(begin);
   if (begin >= end) return;
   TileRows rows[2];
   int current = 0;
   std::int64_t stop = stop_of(begin, end);
   find_rows(rows[0], v.args, v.item.req, v.item.kv_head, begin, stop);
   for (std::int64_t at = begin; at < end; current ^= 1) {
-    const std::int64_t start = v.past_gap(stop), limit = start < end ? end : v.item.key_end;
+    const std::int64_t start = v.seen.next(stop), limit = start < end ? end : v.item.key_end;
     const std::int64_t after = start < limit ? stop_of(start, limit) : start;
     TileRows* next = after > start ? &rows[current ^ 1] : nullptr;
     if (next != nullptr) find_rows(*next, v.args, v.item.req, v.item.kv_head, start, after);

@@ -239,7 +239,7 @@ void for_each_row(const AttendArgs& args, const KvRows& rows, const RowSource& c
                   std::int64_t end, Visit&& visit) {
   const Request& req = args.reqs[rows.req];
   const std::int64_t cached_end = end < req.cached_len ? end : req.cached_len;
-  const semantics::IndexView pages = semantics::index_row(args.block_table, rows.req);
+  const semantics::PageRow pages = pages_of(args, rows.req);
   semantics::for_each_page_run(pages, args.page_size, begin, cached_end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                  for (std::int64_t i = 0; i < count; ++i)

@@ -46,7 +46,7 @@ inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std
     if (count > rows.longest_run) rows.longest_run = count;
   };
   if (rows.fresh) return add_run(0, a.query_start_loc[req] - a.reqs[req].context_len + begin, end - begin, begin);
-  const semantics::IndexView pages = semantics::index_row(a.block_table, req);
+  const semantics::PageRow pages = pages_of(a, req);
   semantics::for_each_page_run(pages, a.page_size, begin, end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                  add_run(page, offset, count, position);

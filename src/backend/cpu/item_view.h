@@ -31,7 +31,7 @@ struct ItemView {
   std::int64_t group, stride, v_stride, tile_kv, num_rows, first_token;
   std::int64_t first_position;  ///< of the request: where its first row stands, counted from its first key
   semantics::Mask mask;
-  semantics::KeyRange gap;  ///< keys that no row of the item sees, between those that some sees; begin >= end if none
+  semantics::SeenKeys seen;  ///< keys that some row of the item sees
   float *query, *acc, *total, *staging, *k_panel, *v_panel, *scores;
   SoftmaxState *states, *totals;
   bool direct;  ///< attend_direct.h instead of tiles in scratch
@@ -52,7 +52,8 @@ struct ItemView {
     mask.set_regions(req.prefix_len, req.tree_len);
     mask.spans_beyond_window = a.spans_beyond_window;
     if (req.num_spans > 0) mask.spans = spans_of(a.spans, w.req);
-    gap = mask.gap(first_position + w.row_begin);
+    seen = mask.seen_by(first_position + w.row_begin, first_position + w.row_end - 1);
+    if (a.num_pages == 0) seen = seen.from(req.cached_len);
     first_token = a.query_start_loc[w.req] + w.row_begin;
     query = scratch + at.query;
     acc = scratch + at.acc;
@@ -80,8 +81,8 @@ struct ItemView {
   /// Keys of [first, last) that row m sees, relative to tile_begin. No region of the mask ends between them. In a tree, all keys:
   /// tree_bits() says which of them the row sees.
   TileKeys keys(std::int64_t m, std::int64_t tile_begin, std::int64_t first, std::int64_t last) const {
-    const semantics::KeyRange seen = mask.seen(q_pos(m), first, last);
-    return {seen.begin - tile_begin, seen.end - tile_begin};
+    const semantics::KeyRange of_row = mask.seen(q_pos(m), first, last);
+    return {of_row.begin - tile_begin, of_row.end - tile_begin};
   }
   semantics::TreeBits tree_bits(std::int64_t m) const {
     return {args.tree_bits.data + token(m) * args.tree_stride, args.tree_bits.stride};
@@ -90,14 +91,13 @@ struct ItemView {
   bool tree_hides(std::int64_t m, std::int64_t key) const {
     return key >= mask.tree_begin && !tree_bits(m).sees(key - mask.tree_begin);
   }
-  /// The end of the part of a tile that begins at `at`: the tile's, a region's or that of the keys, whatever comes first.
+  /// The end of the part of a tile that begins at the seen key `at`: the tile's, a range's or that of the keys, whatever comes
+  /// first.
   std::int64_t stop(std::int64_t at, std::int64_t limit) const {
-    const std::int64_t tile_end = (at / tile_kv + 1) * tile_kv, region_end = mask.region_end(at);
-    const std::int64_t end = tile_end < region_end ? tile_end : region_end;
+    const std::int64_t tile_end = (at / tile_kv + 1) * tile_kv, range_end = seen.range_end(at);
+    const std::int64_t end = tile_end < range_end ? tile_end : range_end;
     return end < limit ? end : limit;
   }
-  /// The first key from `at` on that is in no gap.
-  std::int64_t past_gap(std::int64_t at) const { return at >= gap.begin && at < gap.end ? gap.end : at; }
 };
 
 /// Keys of a tree that lie within the range of a row and that the row does not see.

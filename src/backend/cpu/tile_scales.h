@@ -26,7 +26,7 @@ inline void find_scales(TileScales& scales, const AttendArgs& a, std::int64_t re
   if (!scales.given) return;
   const std::int64_t tile_begin = begin / a.tile_kv * a.tile_kv, cached = a.reqs[req].cached_len;
   for (std::int64_t j = 0; j < kMaxTileKv; ++j) scales.k[j] = scales.v[j] = 1.0f;
-  const semantics::IndexView pages = semantics::index_row(a.block_table, req);
+  const semantics::PageRow pages = pages_of(a, req);
   semantics::for_each_page_run(pages, a.page_size, begin, end < cached ? end : cached,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                  const std::int64_t first = position - tile_begin;

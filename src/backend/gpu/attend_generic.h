@@ -68,7 +68,7 @@ QUIRE_DEVICE void attend_keys(const GenericArgs& a, const GenericItem& item, con
                               int first_dim) {
   acc.clear();
   SoftmaxState state;
-  const std::int32_t begin = past_gap(*block.regions, item.slice.key_begin);
+  const std::int32_t begin = block.keys->seen.next(item.slice.key_begin);
   QUIRE_NO_UNROLL
   for (std::int32_t at = begin; at < item.slice.key_end;) {
     block_barrier();  // rows are described; the tile before is used up
@@ -79,7 +79,7 @@ QUIRE_DEVICE void attend_keys(const GenericArgs& a, const GenericItem& item, con
     block_barrier();  // all dot products are there; the keys are used up
     softmax_tile(a, keys, block, state);
     weigh_tile(a, item, keys, block, acc, first_dim);
-    at = past_gap(*block.regions, keys.first + keys.end);
+    at = block.keys->seen.next(keys.first + keys.end);
   }
   if (thread_index() % kSoftmaxLanes == 0) {
     ScoreRow& row = block.rows[thread_index() / kSoftmaxLanes];
@@ -126,10 +126,10 @@ QUIRE_DEVICE void attend_generic(const GenericArgs& a, SharedArea shared) {
   if (is_refused(a)) return;
   const std::int32_t num_items = *a.work.num_slices * a.num_kv_heads;
   for (;;) {
-    // The item before has had barriers since its number and its regions were read.
+    // The item before has had barriers since its number and its keys were read.
     if (thread_index() == 0) {
       *block.next_item = draw_item(a, num_items);
-      if (*block.next_item < num_items) describe_regions(a, *block.next_item, block);
+      if (*block.next_item < num_items) describe_keys(a, *block.next_item, block);
     }
     block_barrier();  // the item's number is there; rows of the item before are used up
     const std::int32_t index = *block.next_item;

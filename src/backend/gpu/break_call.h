@@ -25,4 +25,13 @@ QUIRE_DEVICE bool is_refused(const AttendArgs& a) {
 #endif
 }
 
+/// Whether a broken rule was found, by attend kernels, too, which do not refuse.
+QUIRE_DEVICE bool is_broken(const AttendArgs& a) {
+#if defined(__HIP__)
+  return hip::atomic_get(&a.outcome->broken) != 0;
+#else
+  return *static_cast<const volatile std::int32_t*>(&a.outcome->broken) != 0;
+#endif
+}
+
 }  // namespace quire::gpu

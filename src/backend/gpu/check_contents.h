@@ -12,9 +12,9 @@
 #include "backend/gpu/decode.h"
 #include "backend/gpu/generic_args.h"
 #include "backend/gpu/launch_sizes.h"
+#include "backend/gpu/pages.h"
 #include "backend/gpu/stage_rows.h"
 #include "semantics/latent_row.h"
-#include "semantics/mask.h"
 
 namespace quire::gpu {
 
@@ -205,14 +205,12 @@ QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, in
 QUIRE_DEVICE ContentBox box_of_page(const GenericArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
-  const Sight sight = sight_of(a, req, n);
-  const semantics::KeyRange seen = sight.of_rows(0, n.query_len - 1), gap = sight.mask.gap(sight.first);
-  const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len, size = a.page_size;
-  std::int64_t low = seen.begin > column * size ? seen.begin : column * size;
-  std::int64_t high = end < (column + 1) * size ? end : (column + 1) * size;
-  // A page with keys on both sides of a gap is read as a whole: what is found there is judged by the host.
-  if (gap.begin < gap.end && low >= gap.begin && low < gap.end) low = gap.end;
-  if (gap.begin < gap.end && high > gap.begin && high <= gap.end) high = gap.begin;
+  const semantics::VisiblePages pages = visible_pages(a, sight_of(a, req, n), n.first_token, n.query_len, n.cached_len);
+  if (!pages.has(column)) return {};
+  const std::int64_t size = a.page_size, low = pages.keys.next(column * size), end = pages.keys.range_end(low);
+  // A page with keys of two ranges, or of a tree, is read as a whole: what is found there is judged by the host.
+  const std::int64_t all = (column + 1) * size < pages.keys.hull().end ? (column + 1) * size : pages.keys.hull().end;
+  const std::int64_t high = pages.keys.next(end) < all ? all : end < all ? end : all;
   if (low >= high) return {};
   ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, {}, {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
   box.scale.data = is_k ? a.k_scale.data : a.v_scale.data;

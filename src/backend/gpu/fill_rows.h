@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend, behind all of its kernels, in calls that ask for it. Padding rows become zero; of a call that was refused, all
-// rows become NaN.
+// Stage: attend, behind all of its kernels, in calls that ask for it. Padding rows become zero; of a call that was refused,
+// or found broken by an attend kernel, all rows become NaN.
 #pragma once
 
 #include "backend/gpu/runtime.h"
@@ -28,7 +28,7 @@ QUIRE_DEVICE void fill_rows(const AttendArgs& a, std::int64_t first, float outpu
 
 /// Fills rows, with any number of blocks of kFillThreads threads.
 QUIRE_DEVICE void fill_rows(const AttendArgs& a) {
-  if (is_refused(a)) {
+  if (is_refused(a) || is_broken(a)) {
     // Starts that break a rule do not say which rows are whose.
     if (a.nan_if_refused) fill_rows(a, 0, semantics::bits_to_float(0x7FC00000u), semantics::bits_to_float(0x7FC00000u));
     return;

@@ -7,6 +7,7 @@
 #include "backend/gpu/args.h"
 #include "backend/gpu/generic_args.h"
 #include "backend/gpu/generic_sizes.h"
+#include "backend/gpu/pages.h"
 #include "backend/gpu/stage_rows.h"
 
 namespace quire::gpu {
@@ -22,9 +23,10 @@ struct ScoreRow {
   float max = 0.0f, sum = 0.0f;             ///< at the end of the item
 };
 
-/// Ends of the regions of an item's mask (semantics/mask.h), and the gap.
-struct ItemRegions {
-  std::int32_t prefix_end = 0, gap_end = 0, tree_begin = 0;
+/// Keys that some row of an item sees.
+struct ItemKeys {
+  semantics::SeenKeysIn<std::int32_t> seen;
+  std::int32_t tree_begin = 0;  ///< key of bit 0
 };
 
 struct GenericBlock {
@@ -39,7 +41,7 @@ struct GenericBlock {
   ScoreRow* rows;           ///< [kGenericTileRows]
   std::int32_t* next_item;  ///< message of thread 0 to all threads: item to attend
   std::int32_t* is_last;    ///< message of thread 0: whether the item's part was the last of its tile
-  ItemRegions* regions;     ///< message of thread 0: of the item
+  ItemKeys* keys;           ///< message of thread 0: of the item
 
   QUIRE_DEVICE explicit GenericBlock(SharedArea& area)
       : query(area.take<float>(kGenericTileRows * kDimPitch)),
@@ -53,11 +55,11 @@ struct GenericBlock {
         rows(area.take<ScoreRow>(kGenericTileRows)),
         next_item(area.take<std::int32_t>(1)),
         is_last(area.take<std::int32_t>(1)),
-        regions(area.take<ItemRegions>(1)) {}
+        keys(area.take<ItemKeys>(1)) {}
   static constexpr int kBytes =
       piece_bytes<float>((kGenericTileRows + kGenericTileKeys) * kDimPitch) + piece_bytes<float>(kGenericTileRows * kScorePitch) +
       piece_bytes<std::int64_t>(kGenericTileRows + 2 * kGenericTileKeys) + piece_bytes<float>(2 * kGenericTileKeys) +
-      piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1) + piece_bytes<ItemRegions>(1);
+      piece_bytes<ScoreRow>(kGenericTileRows) + 2 * piece_bytes<std::int32_t>(1) + piece_bytes<ItemKeys>(1);
 };
 static_assert(GenericBlock::kBytes <= kGenericSharedBytes);
 
@@ -77,11 +79,6 @@ struct TileKeys {
   bool of_prefix = false, of_tree = false;
 };
 
-/// The first key from `at` on that is in no gap.
-QUIRE_DEVICE std::int32_t past_gap(const ItemRegions& regions, std::int32_t at) {
-  return at >= regions.prefix_end && at < regions.gap_end ? regions.gap_end : at;
-}
-
 QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   GenericItem item;
   item.slice = a.work.slices[index / a.num_kv_heads];
@@ -93,15 +90,18 @@ QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   return item;
 }
 
-/// Thread 0 alone: the regions of an item's mask.
-QUIRE_DEVICE void describe_regions(const AttendArgs& a, std::int32_t index, const GenericBlock& block) {
+/// Thread 0 alone: the keys that rows of an item see. A cache without pages has none of them.
+QUIRE_DEVICE void describe_keys(const AttendArgs& a, std::int32_t index, const GenericBlock& block) {
   const WorkSlice& slice = a.work.slices[index / a.num_kv_heads];
-  const Sight sight = sight_of(a, slice.req, lengths_of(a, slice.req));
-  const semantics::KeyRange gap = sight.mask.gap(sight.first + slice.row_begin / a.group);
-  block.regions->prefix_end = static_cast<std::int32_t>(sight.mask.prefix_end);
-  block.regions->gap_end = static_cast<std::int32_t>(gap.end);
-  // Lengths may have changed since the list was made: without a tree, no key is of one.
-  block.regions->tree_begin = sight.mask.has_tree() ? static_cast<std::int32_t>(sight.mask.tree_begin) : 0x7FFFFFFF;
+  const Lengths n = lengths_of(a, slice.req);
+  const Sight sight = sight_of(a, slice.req, n);
+  const std::int64_t first = sight.first + slice.row_begin / a.group, last = sight.first + (slice.row_end - 1) / a.group;
+  semantics::SeenKeys seen = sight.mask.seen_by(first, last);
+  if (a.num_pages == 0) seen = seen.from(n.cached_len);
+  const auto narrow = [](const semantics::KeyRange& keys) {
+    return semantics::KeyRangeIn<std::int32_t>{static_cast<std::int32_t>(keys.begin), static_cast<std::int32_t>(keys.end)};
+  };
+  *block.keys = {{narrow(seen.prefix), narrow(seen.middle), narrow(seen.tree)}, static_cast<std::int32_t>(sight.mask.tree_begin)};
 }
 
 /// Threads 0 to kGenericTileRows - 1 describe the item's rows.
@@ -130,18 +130,16 @@ QUIRE_DEVICE std::int32_t clamped(std::int64_t value, std::int32_t low, std::int
   return value < low ? low : value > high ? high : static_cast<std::int32_t>(value);
 }
 
-/// Keys from `at` to the end of its tile or its region that some row may see. The item's rows are described; no row sees a key
-/// before the first row's.
+/// Keys from `at`, which some row sees, to the end of its tile or its range.
 QUIRE_DEVICE TileKeys tile_keys_at(const GenericItem& item, const GenericBlock& block, std::int32_t at) {
   TileKeys keys;
   keys.first = at / kGenericTileKeys * kGenericTileKeys;
-  const ItemRegions& regions = *block.regions;
-  keys.of_prefix = at < regions.prefix_end;
-  keys.of_tree = at >= regions.tree_begin;
-  const std::int32_t region_end = keys.of_prefix ? regions.prefix_end : keys.of_tree ? item.slice.key_end : regions.tree_begin;
-  const std::int32_t first = keys.of_prefix || keys.of_tree ? at : block.rows[0].first_key;
-  keys.begin = clamped(first - keys.first, at - keys.first, kGenericTileKeys);
-  keys.end = clamped((region_end < item.slice.key_end ? region_end : item.slice.key_end) - keys.first, 0, kGenericTileKeys);
+  const auto& seen = block.keys->seen;
+  keys.of_prefix = at < seen.prefix.end;
+  keys.of_tree = at >= seen.middle.end && !keys.of_prefix;
+  const std::int32_t range_end = seen.range_end(at);
+  keys.begin = at - keys.first;
+  keys.end = clamped((range_end < item.slice.key_end ? range_end : item.slice.key_end) - keys.first, 0, kGenericTileKeys);
   keys.cached = clamped(item.lengths.cached_len - keys.first, keys.begin, keys.end);
   return keys;
 }
@@ -150,18 +148,34 @@ QUIRE_DEVICE float scale_at(const semantics::TokenScales& scales, std::int64_t p
   return scales.present() ? scales.at(page, offset, head) : 1.0f;
 }
 
-/// Computes the offsets and scales of the tile's keys and values, and the keys that each row sees. Reads the table only for
-/// cached keys that some row sees.
+/// Whether a row sees a key of a tree, whose position counts from the request's first key.
+QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const ItemKeys& keys, const ScoreRow& row, std::int32_t position) {
+  const semantics::TreeBits bits{a.tree_bits.data + row.token * a.tree_bytes_of_row, a.tree_bits.stride};
+  const std::int32_t bit = position - keys.tree_begin;
+  return bit < a.most_tree_keys && bits.sees(bit);
+}
+
+/// Key t of the tile has no page. A row that sees it becomes NaN.
+QUIRE_DEVICE void miss_key(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block, int t) {
+  block.key_scale[t] = block.value_scale[t] = semantics::bits_to_float(0x7FC00000u);
+  bool seen = !keys.of_tree;
+  for (int m = 0; m < item.num_rows && !seen; ++m) seen = sees_in_tree(a, *block.keys, block.rows[m], keys.first + t);
+  if (seen) note_missing_page(a);
+}
+
+/// Computes the offsets and scales of the tile's keys and values, and the keys that each row sees. Keys of an entry that is no
+/// page have the place of page 0 and NaN scales: a row that sees one becomes NaN.
 QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block) {
   const int t = thread_index();
   if (t >= keys.begin && t < keys.end) {
     const std::int32_t position = keys.first + t;
     if (t < keys.cached) {
-      const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
+      const std::int64_t found = page_at(a, item.slice.req, position / a.page_size), page = found == kNoPage ? 0 : found;
       block.key_at[t] = a.cache_k.strides.row(page, item.kv_head, position % a.page_size);
       block.value_at[t] = a.cache_v.strides.row(page, item.kv_head, position % a.page_size);
       block.key_scale[t] = scale_at(a.k_token_scale, page, position % a.page_size, item.kv_head);
       block.value_scale[t] = scale_at(a.v_token_scale, page, position % a.page_size, item.kv_head);
+      if (found == kNoPage) miss_key(a, item, keys, block, t);
     } else {
       const std::int32_t token = item.lengths.first_token + position - item.lengths.context_len;
       block.key_at[t] = a.key.strides.row(0, item.kv_head, token);
@@ -178,13 +192,6 @@ QUIRE_DEVICE void describe_tile(const AttendArgs& a, const GenericItem& item, co
   const std::int32_t end = clamped(seen_end - keys.first, 0, keys.end);
   block.rows[m].end = end;
   block.rows[m].begin = m < item.num_rows ? clamped(seen_begin - keys.first, keys.begin, kGenericTileKeys) : end;
-}
-
-/// Whether a row sees a key of a tree, whose position counts from the request's first key.
-QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const ItemRegions& regions, const ScoreRow& row, std::int32_t position) {
-  const semantics::TreeBits bits{a.tree_bits.data + row.token * a.tree_bytes_of_row, a.tree_bits.stride};
-  const std::int32_t bit = position - regions.tree_begin;
-  return bit < a.most_tree_keys && bits.sees(bit);
 }
 
 /// The keys of a tile, or its values: cached rows and this step's.

@@ -53,7 +53,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
     const int key = lane + j * kSoftmaxLanes;
     s[j] = -INFINITY;
     if (key < row.begin || key >= row.end) continue;
-    if (keys.of_tree && !sees_in_tree(a, *block.regions, row, keys.first + key)) {
+    if (keys.of_tree && !sees_in_tree(a, *block.keys, row, keys.first + key)) {
       hidden |= 1u << j;
       continue;
     }

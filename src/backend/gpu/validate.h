@@ -11,22 +11,19 @@
 #include "backend/gpu/checked_lengths.h"
 #include "backend/gpu/launch_sizes.h"
 #include "backend/gpu/layer.h"
-#include "semantics/mask.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::gpu {
 
-/// Whether this thread finds an entry that is no page, in columns [begin, end) but those of `gap`, of entries
-/// [first, first + kValidateColumns).
-QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, std::int64_t begin, std::int64_t end,
-                               const semantics::KeyRange& gap) {
+/// Whether this thread finds an entry that is no page and is read, among entries [first, first + kValidateColumns).
+QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, const semantics::VisiblePages& pages,
+                               const semantics::KeyRange& columns) {
   bool bad = false;
   QUIRE_UNROLL
   for (int i = 0; i < kValidateColumns; i += kValidateLanes) {
     const std::int64_t column = first + i + thread_index() % kValidateLanes;
-    if (column < begin || column >= end || column >= a.block_table.columns) continue;
-    if (column >= gap.begin && column < gap.end) continue;
-    const std::int64_t page = a.block_table.page(req, column);
-    bad |= page < 0 || page >= a.num_pages;
+    if (column < columns.begin || column >= columns.end || column >= a.block_table.columns) continue;
+    bad |= page_at(a, req, column) == kNoPage && pages.has(column);
   }
   return bad;
 }
@@ -44,14 +41,10 @@ QUIRE_DEVICE void validate(const AttendArgs& a, int block, int blocks) {
     broken |= !n.sound || n.query_len * a.group > a.most_rows || n.seq_len > a.most_keys;
     if (unit % chunks == 0 && lane == 0) atomic_add(&a.outcome->lengths, fingerprint(a, req));
     if (!n.sound || n.query_len == 0) continue;
-    const Sight sight = sight_of(a, req, n.context_len, n.seq_len);
-    const semantics::KeyRange seen = sight.of_rows(0, n.query_len - 1), hidden = sight.mask.gap(sight.first);
-    const std::int64_t end = seen.end < n.cached_len ? seen.end : n.cached_len;
-    if (seen.begin >= end) continue;
-    const std::int64_t pages = (end + a.page_size - 1) / a.page_size;
-    broken |= pages > a.block_table.columns;
-    const semantics::KeyRange gap{(hidden.begin + a.page_size - 1) / a.page_size, hidden.end / a.page_size};
-    broken |= has_bad_page(a, req, unit % chunks * kValidateColumns, seen.begin / a.page_size, pages, gap);
+    const auto pages =
+        visible_pages(a, sight_of(a, req, n.context_len, n.seq_len), a.query_start_loc[req], n.query_len, n.cached_len);
+    broken |= pages.needed(a.block_table.columns) > a.block_table.columns;
+    broken |= has_bad_page(a, req, unit % chunks * kValidateColumns, pages, pages.columns(pages.keys.hull()));
   }
   if (broken) break_call(a);
   if (block == 0 && thread_index() == 0)

@@ -48,7 +48,7 @@ inline void find_tile_rows(TileRows& rows, const AttendArgs& a, std::int64_t req
   const std::int64_t size = itemsize(a.cache_k.dtype);
   const std::int64_t k_step = a.cache_k.strides.token * size;
   const std::int64_t v_step = a.cache_v.strides.token * size;
-  const semantics::IndexView pages = semantics::index_row(a.block_table, req);
+  const semantics::PageRow pages = pages_of(a, req);
   semantics::for_each_page_run(pages, a.page_size, begin, cached_end,
                                [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
                                  const std::uint8_t* k = k_data + a.cache_k.strides.row(page, kv_head, offset) * size;

@@ -64,8 +64,7 @@ struct PackedSource : TileSource<kCacheBytes> {
 
   /// Finds the 8 aligned keys that begin at `position`, if the segment [begin, end) has cached keys among them.
   __device__ BlockStarts block(int position, int begin, int end) const {
-    const bool exists = position > begin - kBlockKeys && position < min(end, item.lengths.cached_len);
-    return exists ? this->cached_rows(position) : this->no_rows();
+    return this->has_cached(position, kBlockKeys, begin, end) ? this->cached_rows(position) : this->no_rows();
   }
 
   /// A tile that is not packed has fresh keys alone.
@@ -104,7 +103,7 @@ struct PackedSource : TileSource<kCacheBytes> {
     constexpr int kEights = kKeys / 8, kBytes = 8 * kCacheBytes, kStep = kThreads / kEights;
     static_assert(kThreads % kEights == 0 && kDim % kStep == 0);
     const int eight = thread % kEights, position = first + eight * 8;
-    const int bytes = position + 8 > begin && position < min(end, item.lengths.cached_len) ? kBytes : 0;
+    const int bytes = this->has_cached(position, 8, begin, end) ? kBytes : 0;
     const std::int64_t dim_bytes = a.cache_v.strides.dim * kCacheBytes;
     const Byte* from = start + thread / kEights * dim_bytes;
 #pragma unroll kUnrolled

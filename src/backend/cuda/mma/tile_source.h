@@ -8,6 +8,7 @@
 #include "backend/cuda/mma/score_rows.h"
 #include "backend/cuda/ptx.h"
 #include "backend/gpu/args.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::cuda::mma {
 
@@ -33,14 +34,9 @@ struct TileSource {
   static constexpr bool kPacked = false;
   static constexpr int kBlockKeys = 16;  ///< keys of block()
 
-  __device__ std::int64_t page(int position) const {
-    const gpu::BlockTable& t = a.block_table;
-    return semantics::load_index(t.data, t.dtype, item.slice.req * t.row_stride + position / a.page_size * t.column_stride);
-  }
-
-  /// Addresses of the key and of the value at `position`, which are cached.
+  /// Addresses of the key and of the value at `position`, which are cached and seen, or in a page that is.
   __device__ BlockStarts cached_rows(int position) const {
-    const std::int64_t id = page(position), offset = position % a.page_size;
+    const std::int64_t id = gpu::seen_page_at(a, item.slice.req, position / a.page_size), offset = position % a.page_size;
     return {static_cast<const Byte*>(a.cache_k.data) + a.cache_k.strides.row(id, item.kv_head, offset) * kCacheBytes,
             static_cast<const Byte*>(a.cache_v.data) + a.cache_v.strides.row(id, item.kv_head, offset) * kCacheBytes};
   }
@@ -54,10 +50,13 @@ struct TileSource {
   /// 16 aligned keys never straddle pages, and every row is aligned 16-byte chunks.
   __device__ bool by_blocks() const { return whole_chunks && a.page_size % 16 == 0; }
 
+  /// Whether the segment [begin, end) has cached keys among `count` keys from `position` on.
+  __device__ bool has_cached(int position, int count, int begin, int end) const {
+    return max(position, begin) < min(position + count, min(end, item.lengths.cached_len));
+  }
   /// The block that begins at `position`, or no_rows() if the segment [begin, end) has no cached keys of it.
   __device__ BlockStarts block(int position, int begin, int end) const {
-    const bool exists = position >= begin - (kBlockKeys - 1) && position < min(end, item.lengths.cached_len);
-    return exists ? cached_rows(position) : no_rows();
+    return has_cached(position, kBlockKeys, begin, end) ? cached_rows(position) : no_rows();
   }
 
   __device__ const Byte* fresh_row(const gpu::RowSource& rows, int position) const {

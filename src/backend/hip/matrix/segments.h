@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/gpu/generic_block.h"
+#include "backend/gpu/pages.h"
 #include "backend/hip/matrix/instructions.h"
 #include "semantics/softmax_state.h"
 
@@ -64,7 +65,7 @@ QUIRE_DEVICE RowAddresses look_up(const gpu::AttendArgs& a, const gpu::GenericIt
     return {address_of(a.key, a.key.strides.row(0, item.kv_head, token), 2),
             address_of(a.value, a.value.strides.row(0, item.kv_head, token), 2)};
   }
-  const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
+  const std::int64_t page = gpu::seen_page_at(a, item.slice.req, position / a.page_size);
   const int slot = position % a.page_size, size = segment.coded ? 1 : 2;
   return {address_of(a.cache_k, a.cache_k.strides.row(page, item.kv_head, slot), size),
           address_of(a.cache_v, a.cache_v.strides.row(page, item.kv_head, slot), size)};

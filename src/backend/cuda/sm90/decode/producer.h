@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cuda/sm90/decode/memory.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::cuda::sm90::decode {
 
@@ -32,13 +33,17 @@ struct Producer {
     Boxes seen{};
   };
 
+  /// Page of a box that holds a key which some row sees. No page is outside the tensor: zeros.
   __device__ int page_of(int req, int box) const {
     const int column = maps.page_boxes == 1 ? box : quotient(box, maps.page_boxes);
-    if (column >= a.block_table.columns) return -1;
     const gpu::BlockTable& table = a.block_table;
-    const std::int64_t page = args.plain_table ? static_cast<const std::int32_t*>(table.data)[req * table.row_stride + column]
-                                               : table.page(req, column);
-    return page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);  // no page is outside the tensor: zeros
+    std::int64_t page = gpu::kNoPage;
+    if (column < table.columns)
+      page = args.plain_table ? static_cast<const std::int32_t*>(table.data)[req * table.row_stride + column]
+                              : table.page(req, column);
+    if (page >= 0 && page < a.num_pages) return static_cast<int>(page);
+    gpu::note_missing_page(a);
+    return static_cast<int>(gpu::kNoPage);
   }
 
   __device__ Source source_of(const Walk& walk, const Piece& piece) const {

@@ -64,6 +64,12 @@ __device__ inline bool are_sound(const HopperArgs& args, std::int32_t req, gpu::
   return n.sound;
 }
 
+/// Whether some row sees a cached key beyond the table. The last cached key is seen unless there are no rows, or rows see their
+/// own key alone and all of these are new.
+__device__ inline bool needs_wider_table(const gpu::AttendArgs& a, const gpu::Lengths& n) {
+  return n.cached_len > a.block_table.columns * a.page_size && n.query_len > 0 && (a.window != 1 || n.cached_len > n.context_len);
+}
+
 /// Iterations of all segments of a request; `unsound` if lengths break a rule, or ask for more parts than there is room for.
 template <bool kSlices>
 __device__ inline std::int32_t iterations_of_request(const HopperArgs& args, const Iterations<kSlices>& iterations,
@@ -72,7 +78,7 @@ __device__ inline std::int32_t iterations_of_request(const HopperArgs& args, con
   const bool sound = are_sound(args, req, lengths);
   const std::int32_t last = lengths.first_token + lengths.query_len;  // gpu::starts_are_sound()
   if (!sound || (req == 0 && lengths.first_token != 0) || (req == a.num_reqs - 1 && !a.may_end_at(last)) ||
-      lengths.cached_len > a.block_table.columns * a.page_size || !iterations.has_room(lengths.query_len, lengths.context_len)) {
+      needs_wider_table(a, lengths) || !iterations.has_room(lengths.query_len, lengths.context_len)) {
     unsound = true;
     return 0;
   }

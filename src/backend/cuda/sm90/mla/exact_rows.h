@@ -5,6 +5,7 @@
 
 #include "backend/cuda/sm90/mla/memory.h"
 #include "backend/cuda/tile/logits.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::cuda::sm90::mla {
 
@@ -19,7 +20,7 @@ __device__ inline void store_exact_row(const gpu::AttendArgs& a, const tile::Ite
   tile::load_pairs<T>(query, a.query.data, a.query.strides.row(0, head, item.lengths.first_token + row / a.group));
 #pragma unroll 1
   for (int position = max(static_cast<int>(seen.begin), item.slice.key_begin); position < end; ++position) {
-    const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
+    const std::int64_t page = gpu::seen_page_at(a, item.slice.req, position / a.page_size);
     tile::load_pairs<T>(k, a.cache_k.data, a.cache_k.strides.row(page, item.kv_head, position % a.page_size));
     float dot = 0.0f;
 #pragma unroll

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "backend/cuda/sm90/mla/token_copies.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::cuda::sm90::mla {
 
@@ -23,7 +24,7 @@ struct Producer {
     bool mine[kRuns];               ///< a row sees one of them
     std::uint32_t count;            ///< of all lanes
   };
-  /// Pages of the lane's tokens, as the table has them.
+  /// Pages of the lane's tokens.
   struct Pages {
     std::int64_t page[kRuns];
   };
@@ -39,25 +40,25 @@ struct Producer {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run)
       pages.page[run] =
-          is_mine(span, n, run) ? a.block_table.page(item.slice.req, (n * kKeys + key_of_lane(run)) / a.page_size) : -1;
+          is_mine(span, n, run) ? gpu::page_at(a, item.slice.req, (n * kKeys + key_of_lane(run)) / a.page_size) : gpu::kNoPage;
     return pages;
   }
-  /// A page outside the tensor gives zeros, or is not copied.
+  /// No page gives zeros, or is not copied.
   __device__ Tokens tokens_of(const KeySpan& span, int n, const Pages& pages) const {
     Tokens tokens;
     tokens.count = 0;
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
-      const std::int64_t page = pages.page[run];
       tokens.mine[run] = is_mine(span, n, run);
       tokens.token[run] = (n * kKeys + key_of_lane(run)) % a.page_size;
-      tokens.page[run] = page < 0 || page >= a.num_pages ? -1 : static_cast<int>(page);
+      tokens.page[run] = static_cast<int>(pages.page[run]);
+      if (tokens.mine[run] && tokens.page[run] < 0) gpu::note_missing_page(a);
       tokens.count += __popc(__ballot_sync(~0u, tokens.mine[run])) * maps.copied_tokens;
     }
     return tokens;
   }
 
-  /// Keys that no row sees, and pages outside the tensor, are left out.
+  /// Keys that no row sees, and those without a page, are left out.
   __device__ void copy_token_by_token(const Tokens& tokens, int slot, Part part, int box) const {
     const semantics::KvStrides& strides = a.cache_k.strides;
     const Byte* rows[kRuns];

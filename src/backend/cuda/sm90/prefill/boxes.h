@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/cuda/sm90/prefill/rows.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::cuda::sm90::prefill {
 
@@ -56,12 +57,19 @@ struct TileBoxes {
     return box;
   }
 
-  /// Page of box `box` of the request. Boxes that no row sees are not looked up.
+  __device__ bool is_seen(const Job& job, int begin, int end) const {
+    if constexpr (Memory::kMasks) return job.sees(block.a, begin, end);
+    return true;
+  }
+
+  /// Page of box `box` of the request, or -1: zeros. Boxes in a gap, and those that no row of a call without masks sees, are not
+  /// looked up.
   __device__ int page_of(const Job& job, int box) const {
-    const int token = box * block.maps.cache.box_tokens;
-    if (token + block.maps.cache.box_tokens <= job.item.slice.key_begin || token >= job.keys.cached_end) return -1;
-    if (is_in_gap(job, token, token + block.maps.cache.box_tokens)) return -1;
-    return static_cast<int>(block.a.block_table.page(job.item.slice.req, token / block.a.page_size));
+    const int token = box * block.maps.cache.box_tokens, end = token + block.maps.cache.box_tokens;
+    if (end <= job.item.slice.key_begin || token >= job.keys.cached_end || is_in_gap(job, token, end)) return -1;
+    const std::int64_t page = gpu::page_at(block.a, job.item.slice.req, token / block.a.page_size);
+    if (page == gpu::kNoPage && is_seen(job, token, min(end, job.keys.cached_end))) gpu::note_missing_page(block.a);
+    return static_cast<int>(page);
   }
   /// Pages of boxes [32 group, 32 group + 32), one a lane.
   __device__ int look_up(const Job& job, int group) const {

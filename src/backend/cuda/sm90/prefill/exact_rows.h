@@ -8,6 +8,7 @@
 #include "backend/cuda/tile/convert_fp8.h"
 #include "backend/cuda/tile/finish.h"
 #include "backend/cuda/tile/logits.h"
+#include "backend/gpu/pages.h"
 
 namespace quire::cuda::sm90::prefill {
 
@@ -37,7 +38,7 @@ __device__ inline std::int64_t row_of_key(const gpu::AttendArgs& a, const tile::
                                           const gpu::RowSource& fresh, int position) {
   const gpu::Lengths& n = item.lengths;
   if (position >= n.cached_len) return fresh.strides.row(0, item.kv_head, n.first_token + position - n.context_len);
-  const std::int64_t page = a.block_table.page(item.slice.req, position / a.page_size);
+  const std::int64_t page = gpu::seen_page_at(a, item.slice.req, position / a.page_size);
   return cache.strides.row(page, item.kv_head, position % a.page_size);
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks of every kind (semantics/mask.h) as a job of prefill has them: the request's mask, the gap that no row of the tile sees,
-// and the keys that each row sees.
+// Masks of every kind (semantics/mask.h) as a job of prefill has them: the request's mask, the keys that rows of a tile
+// see, and those that each row sees.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/cuda/sm90/prefill/scheduler.h"
+#include "semantics/visible_pages.h"
 
 namespace quire::cuda::sm90::prefill {
 
@@ -13,7 +14,7 @@ namespace quire::cuda::sm90::prefill {
 struct MaskedJob : Job {
   static constexpr bool kMasks = true;
   gpu::Sight sight;
-  int gap_begin, gap_end;  ///< keys between the regions of the tile: no row of it sees one
+  int gap_begin, gap_end;  ///< behind the prefix: all keys that are seen between prefix and tree are above it
   schedule::TileGaps<int> gaps;
 
   /// The item begins at the first key that one of its rows sees, as nothing before it may be read.
@@ -21,12 +22,25 @@ struct MaskedJob : Job {
     gpu::WorkSlice& slice = item.slice;
     sight = gpu::sight_of(a, slice.req, item.lengths);
     const int first = slice.row_begin / a.group, last = (slice.row_end - 1) / a.group;
-    const semantics::KeyRange gap = sight.mask.gap(sight.first + first);
-    gap_begin = static_cast<int>(gap.begin), gap_end = static_cast<int>(gap.end);
-    slice.key_begin = max(a.work.slices[index / a.num_kv_heads].key_begin, static_cast<int>(sight.of_rows(first, last).begin));
+    const semantics::SeenKeys seen = sight.mask.seen_by(sight.first + first, sight.first + last);
+    gap_begin = gap_end = static_cast<int>(seen.prefix.end);
+    if (gap_begin > 0 && seen.hull().end > gap_begin) gap_end = static_cast<int>(seen.next(gap_begin));
+    slice.key_begin = max(a.work.slices[index / a.num_kv_heads].key_begin, static_cast<int>(seen.hull().begin));
   }
   __device__ void skip_gap(int tile_keys) { schedule::skip_gap(item.slice, gap_begin, gap_end, tile_keys, keys, gaps); }
   __device__ bool is_in_gap(int begin, int end) const { return begin >= gap_begin && end <= gap_end; }
+  /// Whether a row of the tile sees one of the keys [begin, end). Asked of entries that are no pages alone: ranges that jobs kept
+  /// would be 1 KiB of shared memory more than a block has.
+  __device__ bool sees(const gpu::AttendArgs& a, int begin, int end) const {
+    const int first = item.slice.row_begin / a.group, last = (item.slice.row_end - 1) / a.group;
+    const semantics::SeenKeys seen = sight.mask.seen_by(sight.first + first, sight.first + last);
+    const auto meets = [&](const semantics::KeyRange& range) { return range.begin < end && begin < range.end; };
+    if (meets(seen.prefix) || meets(seen.middle)) return true;
+    const semantics::TreeBits bits{a.tree_bits.data + (item.lengths.first_token + first) * a.tree_bytes_of_row,
+                                   a.tree_bits.stride};
+    const semantics::TreeRows rows{bits, a.tree_bytes_of_row, last - first + 1, sight.mask.tree_begin};
+    return rows.see(begin > seen.tree.begin ? begin : seen.tree.begin, end < seen.tree.end ? end : seen.tree.end);
+  }
 };
 
 /// Keys that a score row sees: [0, prefix_end), [begin, end), and those of the tree that its bits say.
