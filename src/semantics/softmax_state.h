@@ -29,6 +29,12 @@ QUIRE_HD float weight_in(float max, float max_of_union) {
   return Exp::exp(max - base_of(max_of_union));
 }
 
+/// The exponent of a weight that is 2^shift too large. The base is subtracted first: base - shift would be rounded, by up to half
+/// a unit of a large base, and a weight of 2^14 in f16 would become 2^16, which is infinite.
+QUIRE_HD float shifted_exponent(float logit, float base, float shift) {
+  return shift == 0.0f ? logit - base : (logit - base) + shift;
+}
+
 struct SoftmaxState {
   float max = -INFINITY;
   float sum = 0.0f;

@@ -165,12 +165,12 @@ __device__ inline float finish_scores(float (&s)[kM][kKeys / 8][4], const RowCon
 /// product: beyond, it may be off by so much that weights overflow, or all are 0.
 inline constexpr float kMostFused = 0x1p20f;
 
-/// Weights of one row, 2^(s factor - top + kWeightShift), in the place of its logits over `factor`; returns their sum. kHuge:
-/// `top` may be beyond kMostFused.
-template <typename T, bool kHuge, int kKeys>
+/// Weights of one row, 2^(s factor - top + kWeightShift), in the place of its logits over `factor`; returns their sum. Without
+/// kFuses, `factor` is 1. kHuge: `top` may be beyond kMostFused.
+template <typename T, bool kFuses, bool kHuge, int kKeys>
 __device__ inline float weigh_row(float (&s)[kKeys / 8][4], int h, float factor, float top) {
   const float base = semantics::base_of(top);
-  const bool fuses = !kHuge || fabsf(top) <= kMostFused;
+  const bool fuses = kFuses && (!kHuge || fabsf(top) <= kMostFused);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kKeys / 8; ++i)
@@ -178,7 +178,8 @@ __device__ inline float weigh_row(float (&s)[kKeys / 8][4], int h, float factor,
     for (int e = 0; e < 2; ++e) {
       float& x = s[i][2 * h + e];
       const float fused = fmaf(x, factor, T::kWeightShift - base);
-      x = ptx::exp2_approx(fuses ? fused : rounded_product(x, factor) - base + T::kWeightShift);
+      const float logit = kFuses ? rounded_product(x, factor) : x;
+      x = ptx::exp2_approx(fuses ? fused : semantics::shifted_exponent(logit, base, T::kWeightShift));
       sum += x;
     }
   return sum;
@@ -210,7 +211,7 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const float sum = weigh_row<T, decltype(is_huge)::value, kKeys>(s[m], h, factor, rows.max[m][h]);
+        const float sum = weigh_row<T, kFuses, decltype(is_huge)::value, kKeys>(s[m], h, factor, rows.max[m][h]);
         rows.sum[m][h] = fmaf(rows.sum[m][h], rescale[m][h], sum);  // the same bits in every pass
       }
   };

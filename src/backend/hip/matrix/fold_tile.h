@@ -90,7 +90,7 @@ QUIRE_DEVICE void fold_weights(typename Gpu::Sums (&s)[kBlocks], RowSums<Gpu, kO
   for (int b = 0; b < kBlocks; ++b) {
     QUIRE_UNROLL
     for (int i = 0; i < Gpu::kSums; ++i) {
-      s[b].x[i] = gpu::exp2(s[b].x[i] - (base - T::kWeightShift));
+      s[b].x[i] = gpu::exp2(semantics::shifted_exponent(s[b].x[i], base, T::kWeightShift));
       sum += s[b].x[i];
     }
   }

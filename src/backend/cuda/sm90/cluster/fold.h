@@ -65,7 +65,7 @@ struct Warp {
     float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
 #pragma unroll
     for (int mask = 1; mask <= 2; mask *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, mask));
-    const bool above = top > max + kHeadroom;
+    const bool above = top > __fadd_rd(max, kHeadroom);  // A sum rounded up would let a weight of f16 end at 2^16.
     if (!__any_sync(~0u, above)) return;
     const float factor = above ? semantics::weight_in<ptx::Exp2>(max, top) : 1.0f;
     if (above) max = top;
@@ -78,10 +78,12 @@ struct Warp {
 
   /// Weights in two parts, as the second product takes them: high and low parts of the first group of keys, then of the second.
   __device__ void weigh(std::uint32_t (&weights)[4], const float (&s)[4]) {
-    const float base = semantics::base_of(max) - Weight::kWeightShift;
+    const auto weight = [base = semantics::base_of(max)](float logit) {
+      return ptx::exp2_approx(semantics::shifted_exponent(logit, base, Weight::kWeightShift));
+    };
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
-      const float x = ptx::exp2_approx(s[2 * group] - base), y = ptx::exp2_approx(s[2 * group + 1] - base);
+      const float x = weight(s[2 * group]), y = weight(s[2 * group + 1]);
       sum += x + y;
       weights[2 * group] = Weight::pack(x, y);
       const float2 kept = Weight::unpack(weights[2 * group]);

@@ -164,7 +164,7 @@ struct Mainloop {
     for (int q = 0; q < kColumns; ++q) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) top[q] = fmaxf(top[q], of_warp[i][me.column(q)]);
-      if (top[q] > state.max[q] + Online::kHeadroom) Online::rescale(state, q, top[q]);
+      if (top[q] > Online::limit_of(state.max[q])) Online::rescale(state, q, top[q]);
     }
   }
 
@@ -226,7 +226,7 @@ struct Mainloop {
     put_weights(sums, state, s, turn);
     bool above = false;
 #pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) above |= s[i] > state.max[Online::column_of(i)] + Online::kHeadroom;
+    for (int i = 0; i < kRows / 2; ++i) above |= s[i] > Online::limit_of(state.max[Online::column_of(i)]);
     if (!full) [[unlikely]] {  // values that are added one by one are added to sums that refer to the new maximum
       if (group.any(above)) raise_maxima(state, s), put_weights(sums, state, s, turn);
       above = false;

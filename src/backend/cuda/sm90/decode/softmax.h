@@ -38,6 +38,8 @@ struct Softmax {
   static constexpr int kColumns = kRows / 4;              ///< of a thread
   /// The most by which a logit may exceed the maximum, in base 2: f16 weights are 2^14 times as large and end at 2^16.
   static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
+  /// The largest logit that needs no other maximum, rounded down: a sum rounded up would let a weight end at 2^16.
+  __device__ static float limit_of(float max) { return __fadd_rd(max, kHeadroom); }
 
   struct State {
     float out[kSums][kRows];             ///< [64 dims x 2 kRows columns] each: high parts, then low parts
@@ -63,7 +65,7 @@ struct Softmax {
 
   /// Weight of a logit of column q, times 2^kWeightShift.
   __device__ static float weight_of(const State& state, float logit, int q) {
-    return ptx::exp2_approx(logit - (semantics::base_of(state.max[q]) - Weight::kWeightShift));
+    return ptx::exp2_approx(semantics::shifted_exponent(logit, semantics::base_of(state.max[q]), Weight::kWeightShift));
   }
 
   /// Two heads a tile: whether column q is a row of the second head, where a head has `rows` rows.
