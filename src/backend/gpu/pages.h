@@ -32,7 +32,7 @@ QUIRE_DEVICE semantics::VisiblePages visible_pages(const AttendArgs& a, const Si
 QUIRE_DEVICE std::int64_t page_at(const AttendArgs& a, std::int64_t req, std::int64_t column) {
   if (column >= a.block_table.columns) return kNoPage;
   const std::int64_t page = a.block_table.page(req, column);
-  return page >= 0 && page < a.num_pages ? page : kNoPage;
+  return static_cast<std::uint64_t>(page) < static_cast<std::uint64_t>(a.num_pages) ? page : kNoPage;
 }
 
 /// Of an attend kernel that meets kNoPage where a row sees a key: rows of the call are wrong, and attend_status() says so. The

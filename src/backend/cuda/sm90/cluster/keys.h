@@ -31,7 +31,7 @@ struct PlaceWalk {
     const std::int32_t column = page_shift >= 0 ? position >> page_shift : position / a.page_size;
     if (column >= a.block_table.columns) return {};
     const std::int32_t page = static_cast<const std::int32_t*>(a.block_table.data)[req * a.block_table.row_stride + column];
-    return {page >= 0 && page < a.num_pages ? page : -1, position - column * a.page_size};
+    return {page < a.num_pages ? page : -1, position - column * a.page_size};  // A negative entry is no page, too.
   }
   __device__ static Place of_unit(const Place& looked_up, int unit) {
     return {__shfl_sync(~0u, looked_up.page, unit % 32), __shfl_sync(~0u, looked_up.token, unit % 32)};
@@ -77,7 +77,7 @@ struct KeyCopies {
     if (first < seen.end) {
       const auto row = static_cast<std::uint32_t>(first + lane() / kChunks - seen.begin);  // wraps around before the first
       const std::uint32_t num_seen = at.page >= 0 ? static_cast<std::uint32_t>(seen.end - seen.begin) : 0;
-      if (at.page < 0 && first + kUnitKeys > seen.begin) gpu::note_missing_page(a);
+      if (at.page < 0 && max(first, seen.begin) < min(first + kUnitKeys, seen.end)) gpu::note_missing_page(a);
       copy(unit.keys, a.cache_k, keys, at, row, num_seen);
       copy(unit.values, a.cache_v, values, at, row, num_seen);
     }

@@ -59,7 +59,7 @@ struct TileBoxes {
 
   __device__ bool is_seen(const Job& job, int begin, int end) const {
     if constexpr (Memory::kMasks) return job.sees(block.a, begin, end);
-    return true;
+    return max(begin, job.item.slice.key_begin) < end;
   }
 
   /// Page of box `box` of the request, or -1: zeros. Boxes in a gap, and those that no row of a call without masks sees, are not
