@@ -140,7 +140,7 @@ def _audit() -> dict[str, Any]:
 
     report = hooks.auditor().report
     return {"counts": dict(report.counts), "worst": report.worst, "alarms": [str(a) for a in report.alarms], "share": hooks.auditor().budget.used,
-            "facts": report.facts}  # fmt: skip
+            "facts": report.facts, "errors": dict(report.boundary.errors)}  # fmt: skip
 
 
 def faults(given: dict[str, str]) -> dict[str, Any]:

@@ -4,10 +4,12 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
+from quire_vllm.audit.report import _spare_folder, read_reports
 
 pytest.importorskip("vllm")
 if "QUIRE_VLLM_MODEL" not in os.environ:
@@ -86,6 +88,21 @@ KINDS = {
     "dropped_slot": ("write",), "late_write": ("write", "kernel"),
     "wrong_scale": ("kernel",), "head_offset": ("kernel",), "wrong_mask": ("kernel",),
 }  # fmt: skip
+
+
+def test_an_audit_that_cannot_write_serves_and_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "audit"  # which nobody can make
+    monkeypatch.setattr("quire_vllm.audit.report._SHARED_MEMORY", "/dev/shm")  # the session's
+    given = {"dtype": "float32", "count": 24}
+    found = session(tmp_path, "tokens", audited(tmp_path, QUIRE_AUDIT_DIR=str(folder)), **given)
+    (report,) = read_reports(str(folder))  # in shared memory
+    shutil.rmtree(_spare_folder(str(folder)))
+    assert found["tokens"] == session(tmp_path, "tokens", **given)["tokens"]
+    assert found["alarms"] == []
+    assert set(found["errors"]) == {"report"}
+    assert report["counts"]["steps"] == found["counts"]["steps"] >= 24
+    assert "report failed" in found["log"]
 
 
 def test_what_quire_does_not_have_is_refused_at_start():
