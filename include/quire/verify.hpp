@@ -184,6 +184,7 @@ struct Verdict {
   std::string supported;                         ///< problems that VerifyOptions::supports takes, in words; empty without it
   std::map<std::string, std::int64_t> left_out;  ///< "hazards SoftCap": cases that have no form which is supported
   Reach reach;                                   ///< nothing if no case was served
+  std::string shared;                            ///< what all failing cases and no passing case have, as a sentence, or empty
   std::string smallest_line;                     ///< smallest of all failing lines, with CaseResult::special of its data
   std::string smallest_finding;                  ///< check that fails on smallest_line, and its finding
 };

@@ -17,6 +17,7 @@ from typing import Any
 import quire
 from quire import _quire, targets
 from quire._progress import Progress
+from quire._supports import from_words
 
 OK, FINDINGS, USAGE, IO, UNSUPPORTED, INTERNAL = 0, 1, 2, 3, 4, 70
 _EXIT_CODES = {
@@ -31,11 +32,12 @@ _EXIT_CODES = {
     "rank_failed": UNSUPPORTED,
 }
 
-_PYTHON_OPTIONS = ("--target", "--lines")  # options of verify that only this program has, not the C++ one
+_PYTHON_OPTIONS = ("--target", "--lines", "--supports")  # options of verify that only this program has, not the C++ one
 _HELP = f"""
 In Python's command only:
-  --target NAME               test what Python can call: {', '.join(targets.names())}, or module:function
+  --target NAME               test what Python can call: {', '.join(targets.names())}, module:function or FILE.py:function
   --lines FILE                a file of problem lines; blank lines and # are skipped
+  --supports NAME=VALUE       cases that the kernel takes only, as "kscale=none vscale=none lse=0 layout=nhd,hnd strides=none"
 """
 
 
@@ -44,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="test an implementation with the conformance suite, and the suite with planted bugs")
     which = verify.add_mutually_exclusive_group()
-    which.add_argument("--target", metavar="NAME", help=f"{', '.join(targets.names())}, or module:function")
+    which.add_argument("--target", metavar="NAME", help=f"{', '.join(targets.names())}, module:function or FILE.py:function")
     which.add_argument("--backend", metavar="NAME", default="cpu", help="a kernel of Quire by name, or cpu (the default)")
     verify.add_argument("--matrix", metavar="NAME", action="append", help="notes, hazards (the default), random, shards or all")
     verify.add_argument("--line", metavar="LINE", action="append", default=[], help="a problem line of your own; may be given again")
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--types", metavar="Q:KV", help="cases in these query:cache types only, as bf16:bf16,f16:fp8_e4m3fn")
     verify.add_argument("--dims", metavar="N", help="cases with these head_dims only, as 64,128")
     verify.add_argument("--layouts", metavar="NAME", help="cases in these cache layouts only, as nhd,hnd")
+    verify.add_argument("--supports", metavar="NAME=VALUE", action="append", default=[], help="cases that the kernel takes only, as \"kscale=none lse=0\"; may be given again")
     verify.add_argument("--soak", type=float, metavar="MINUTES", help="test new random batches for this many minutes, or until Ctrl-C; resumable")
     verify.add_argument("--soak-folder", default="quire-soak", metavar="DIR", help="state, log and findings of a soak (default: quire-soak)")
     verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
@@ -85,7 +88,7 @@ def _soak(args: argparse.Namespace, target: Any) -> tuple[int, str]:
     with Progress(not args.json) as progress:
         result = quire.soak(
             target, args.soak, args.soak_folder, seed=args.seed, types=_words(args.types), dims=_dims(args.dims),
-            layouts=_words(args.layouts), progress=progress.stage,
+            layouts=_words(args.layouts), supports=from_words(args.supports), progress=progress.stage,
         )  # fmt: skip
     code = OK if result else FINDINGS
     if args.json:
@@ -107,7 +110,7 @@ def _verify(args: argparse.Namespace) -> tuple[int, str]:
         verdict = quire.verify(
             target, matrices=matrices, lines=lines, quick=args.quick, power=not args.no_power, seed=args.seed,
             random_cases=args.cases, types=_words(args.types), dims=_dims(args.dims), layouts=_words(args.layouts),
-            progress=progress.case,
+            supports=from_words(args.supports), progress=progress.case,
         )  # fmt: skip
     code = OK if verdict else FINDINGS
     if args.html:
@@ -126,6 +129,8 @@ def _exit_code(error: Exception) -> int:
 def _judge(words: list[str]) -> int:
     """``quire verify`` of what Python can call."""
     args = _parser().parse_args(words)
+    if os.getcwd() not in sys.path:  # a module beside the caller, as `python -m` finds it
+        sys.path.insert(0, os.getcwd())
     try:
         code, text = _verify(args)
     except (quire.Error, ImportError, AttributeError, OSError) as error:

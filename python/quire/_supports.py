@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from quire.errors import ArgumentError
 
-__all__ = ["ATTRIBUTES", "TypePairs", "as_function", "strides_of", "type_pairs"]
+__all__ = ["ATTRIBUTES", "TypePairs", "as_function", "from_words", "strides_of", "type_pairs"]
 
 TypePairs = Iterable[Union[str, tuple[str, str]]]
 
@@ -26,7 +26,7 @@ _VALUES = {
     "padding": (None, "left", "zero"), "alibi": (False, True), "sinks": (False, True), "lse": (False, True),
     "causal": (False, True), "q_begin": (False, True), "key_begin": (False, True), "prefix": (False, True), "spans": (False, True),
     "tree": (False, True),
-    "latent": (False, True),
+    "latent": (False, True), "k_scale": ("none", "tensor", "head", "token"), "v_scale": ("none", "tensor", "head", "token"),
 }  # fmt: skip
 """Attributes with few values: another one would exclude every case without a word."""
 
@@ -52,6 +52,41 @@ def as_function(supports: Any) -> Callable[[dict[str, Any]], bool] | None:
     if not callable(supports):
         raise ArgumentError(f"supports: expected a dict or a function, got {type(supports).__name__}")
     return lambda attributes: bool(supports(SimpleNamespace(**attributes)))
+
+
+_KEYS = {
+    "q": "query", "kv": "kv", "kscale": "k_scale", "vscale": "v_scale", "window": "sliding_window", "cap": "logits_soft_cap",
+    "scale": "softmax_scale", "d": "head_dim", "dv": "v_head_dim", "page": "page_size", "wright": "window_right", "chunk": "attention_chunk",
+    "pad": "padding",
+}  # fmt: skip
+"""Keys of problem lines that are not called as the attribute is."""
+
+
+def _value(name: str, text: str) -> Any:
+    """A word of the command line as the value of an attribute: 0 and 1 of flags, numbers, "none" of what may be absent."""
+    values = _VALUES.get(name, ())
+    if text in values:
+        return text
+    if False in values and text in ("0", "1"):
+        return text == "1"
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def from_words(texts: Iterable[str]) -> dict[str, Any] | None:
+    """``["kscale=none vscale=none", "layout=nhd,hnd"]`` as a dict of attributes, which may also have their keys in problem lines."""
+    given: dict[str, Any] = {}
+    for word in " ".join(texts).split():
+        key, equals, values = word.partition("=")
+        if not equals or not values:
+            raise ArgumentError(f"--supports {word}: expected NAME=VALUE or NAME=VALUE,VALUE, as kscale=none or layout=nhd,hnd")
+        name = _KEYS.get(key, key)
+        given[name] = values if name == "strides" else [_value(name, value) for value in values.split(",")]
+    return given or None
 
 
 def strides_of(supports: Any) -> str:

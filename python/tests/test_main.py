@@ -40,6 +40,60 @@ def test_a_file_of_lines(capfd, tmp_path):
     assert main(["verify", "--lines", str(tmp_path / "none.txt")]) == 3
 
 
+KERNEL = """
+import numpy as np
+import quire
+from beside import attend
+
+def plain(batch, cache, options):
+    \"\"\"It has never heard of scales, and returns no lse.\"\"\"
+    unscaled = quire.KVCache(cache.k, cache.v, layout=cache.layout, dtype=cache.dtype)
+    return attend(batch, unscaled, options)
+"""
+BESIDE = """
+import numpy as np
+import quire
+
+def attend(batch, cache, options):
+    names = ("query", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value")
+    out = np.empty(batch.output.shape, batch.output.dtype)
+    return quire.attend(quire.Batch(**{name: getattr(batch, name) for name in names}, output=out, dtype=batch.dtype), cache, options)
+"""
+
+
+@pytest.mark.parametrize("target", ["mykernel:plain", "mykernel.py:plain", "{folder}/mykernel.py:plain"])
+def test_a_target_of_the_working_directory(capfd, tmp_path, monkeypatch, target):
+    (tmp_path / "mykernel.py").write_text(KERNEL)
+    (tmp_path / "beside.py").write_text(BESIDE)
+    monkeypatch.chdir("/" if target.startswith("{") else tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    for name in ("mykernel", "beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    arguments = ["verify", "--target", target.format(folder=tmp_path), "--line", LINE, "--no-power"]
+    assert main(arguments) == 0, capfd.readouterr()
+    assert main(["verify", "--target", "absent.py:plain"]) == 2
+    assert 'no file is called "absent.py"' in capfd.readouterr().err
+
+
+def test_a_plain_kernel_is_told_what_to_ask(capfd, tmp_path, monkeypatch):
+    (tmp_path / "mykernel.py").write_text(KERNEL)
+    (tmp_path / "beside.py").write_text(BESIDE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    lines = [LINE, *(f"{LINE} {more}" for more in ("lse=1", "kscale=head", "vscale=head", "kscale=tensor vscale=head"))]
+    asked = [word for line in lines for word in ("--line", line)]
+    assert main(["verify", "--target", "mykernel.py:plain", "--no-power", *asked]) == 1
+    first, sentence = capfd.readouterr().out.splitlines()[:2]
+    assert first == "FAIL plain"
+    assert sentence.startswith("all 4 failing cases have ") and "k_scale" in sentence and "v_scale" in sentence and "lse" in sentence
+    supports = sentence.split('"')[1]
+    assert set(supports.split()) == {"kscale=none", "vscale=none", "lse=0"}
+    matrix = ["--matrix", "random", "--cases", "12", "--types", "f16", "--dims", "16", "--no-power"]
+    assert main(["verify", "--target", "mykernel.py:plain", "--supports", supports, *matrix]) == 0, capfd.readouterr().out
+    assert main(["verify", "--target", "mykernel.py:plain", "--supports", "kscale"]) == 2
+    assert "expected NAME=VALUE" in capfd.readouterr().err
+
+
 def test_the_lines_of_the_conformance_page_are_valid():
     path = Path(__file__).parents[2] / "docs" / "guides" / "conformance" / "vllm_cpu.txt"
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]

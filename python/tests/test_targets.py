@@ -100,7 +100,7 @@ def test_runner_knows_names_and_promises():
 
 def test_load():
     assert targets.load("quire.vllm:merge_attn_states") is quire.vllm.merge_attn_states
-    with pytest.raises(quire.ArgumentError, match='"nonsense" is none of torch_sdpa, .* and not module:function'):
+    with pytest.raises(quire.ArgumentError, match='"nonsense" is none of torch_sdpa, .* and not module:function or FILE.py:function'):
         targets.load("nonsense")
     with pytest.raises(ImportError):
         targets.load("flash_attn")

@@ -19,6 +19,7 @@
 #include "verify/over_ranks.h"
 #include "verify/power.h"
 #include "verify/reach.h"
+#include "verify/shared.h"
 #include "verify/supported.h"
 
 namespace quire {
@@ -180,7 +181,9 @@ class Run {
   Result<Verdict> run() {
     const auto start = Clock::now();
     run_cases();
-    if (options_.power && !stopped_) run_power();
+    verdict_.shared = what_failures_share(verdict_.cases);
+    shrink_failures();
+    if (options_.power && !stopped_ && verdict_.shared.empty()) run_power();
     if (options_.peer_power && !stopped_)
       if (Status s = run_peer(); !s.ok()) return s;
     verdict_.seconds = seconds_since_verify(start);
@@ -257,14 +260,26 @@ class Run {
     if (p.entry.shard.world > 1) return;  // no line says how positions are dealt
     if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
     blame_inputs(result, p);
-    const CheckResult* const failed = failed_check(result.checks);
-    if (!options_.shrink || failed == nullptr || p.entry.special != Special::none) return;
-    if (shrunk_[failed->check]++ >= kShrunkPerCheckVerify) return;
-    const Limits limits{{options_.types, options_.head_dims, options_.layouts}, options_.supports};
-    const Smallest smallest = smallest_that_fails(target_, p.entry.line, failed->check, limits, options_.shrink_seconds);
-    result.reduced_line = smallest.line;
-    result.reduced_finding = smallest.finding;
   }
+
+  /// The first failing cases of each check; one case if a sentence says what all of them share.
+  void shrink_failures() {
+    std::map<std::string, int> shrunk;
+    for (std::size_t i = 0; options_.shrink && !stopped_ && i < verdict_.cases.size(); ++i) {
+      CaseResult& result = verdict_.cases[i];
+      const CheckResult* const failed = failed_check(result.checks);
+      if (result.status != CaseStatus::fail || failed == nullptr || !has_line(entries_[i])) continue;
+      if (!verdict_.shared.empty() && !shrunk.empty()) return;
+      if (shrunk[failed->check]++ >= kShrunkPerCheckVerify) continue;
+      const Limits limits{{options_.types, options_.head_dims, options_.layouts}, options_.supports};
+      const Smallest smallest = smallest_that_fails(target_, entries_[i].line, failed->check, limits, options_.shrink_seconds);
+      result.reduced_line = smallest.line;
+      result.reduced_finding = smallest.finding;
+    }
+  }
+
+  /// Whether the line says all of a case.
+  static bool has_line(const Entry& entry) { return entry.special == Special::none && entry.shard.world < 2; }
 
   /// Names the views that the first failures of strided_inputs need.
   void blame_inputs(CaseResult& result, const Prepared& p) {
@@ -327,6 +342,9 @@ class Run {
     for (const CaseResult& c : verdict_.cases)
       if (const Result<ProblemLine> line = parse_problem_line(c.line); c.status != CaseStatus::refused && line.ok())
         reach.add(line.value());
+    for (const CaseResult& c : verdict_.cases)
+      for (const CheckResult& check : c.checks)
+        if (check.check == "strided_inputs" && check.state != CheckState::skipped) reach.add(target_.strides);
     verdict_.reach = reach.reach();
     find_smallest();
   }
@@ -358,7 +376,6 @@ class Run {
   std::int64_t total_ = 0;
   bool stopped_ = false;
   int pictures_ = 0, blamed_ = 0;
-  std::map<std::string, int> shrunk_;
 };
 
 }  // namespace

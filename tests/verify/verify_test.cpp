@@ -10,6 +10,7 @@
 #include <set>
 #include <sstream>
 
+#include "batch/fields.h"
 #include "kernels/host_kernels.h"
 #include "quire/faults.hpp"
 #include "quire/plan.hpp"
@@ -21,6 +22,7 @@
 #include "verify/matrix.h"
 #include "verify/mutants.h"
 #include "verify/power.h"
+#include "verify/reach.h"
 
 namespace quire::verify_detail {
 namespace {
@@ -227,6 +229,78 @@ TEST(Verdicts, SayWhatTheyCouldNotHaveSeen) {
   EXPECT_THAT(to_string(v), AllOf(Not(HasSubstr("layout hnd;")), Not(HasSubstr("k_scale head;"))));
   const auto json = nlohmann::json::parse(to_json(v))["reach"];
   EXPECT_THAT(json["never"].dump(), HasSubstr("ALiBi"));
+}
+
+/// A kernel that has never heard of scales, sinks and lse: the report says so first.
+TEST(Verdicts, SayWhatFailingCasesShare) {
+  Target t = cpu();
+  t.name = "plain";
+  t.variants.clear();
+  t.attend = [served = t.attend](const Case& c, std::string& kernel) {
+    Case plain = c;
+    plain.cache.k_scale = plain.cache.v_scale = plain.options.sinks = {};
+    return served(plain, kernel);
+  };
+  VerifyOptions options;
+  options.matrices = {};
+  for (const char* more : {"", " lse=1", " window=5", " kscale=head", " vscale=tensor", " kscale=tensor vscale=head", " sinks=1"})
+    options.lines.push_back(formatted("q=f32 kv=fp8_e4m3fn heads=4:2 d=8 page=4 reqs=9@7,1@12{} seed=1", more));
+  const Verdict v = run(t, options);
+  EXPECT_TRUE(v.shared.starts_with("all 4 failing cases have ")) << v.shared;
+  EXPECT_THAT(v.shared, AllOf(HasSubstr("k_scale"), HasSubstr("v_scale"), HasSubstr("sinks"), HasSubstr("kscale=none"),
+                              HasSubstr("vscale=none"), HasSubstr("sinks=0")));
+  EXPECT_TRUE(to_string(v).starts_with("FAIL plain\n" + v.shared + "\n")) << to_string(v);
+  EXPECT_EQ(std::ranges::count_if(v.cases, [](const CaseResult& c) { return !c.reduced_line.empty(); }), 1);
+  EXPECT_TRUE(v.power.empty());
+}
+
+TEST(Verdicts, SayThatOneCheckIsAllThatFails) {
+  VerifyOptions options = line_only();
+  options.lines = {kLine, "q=f32 heads=4:2 d=16 page=4 reqs=9@7,1@12 seed=2", "q=f16 heads=4:2 d=8 page=4 reqs=3@7,1@12 seed=3"};
+  const Verdict v = run(view_mutants().front().target, options);
+  EXPECT_EQ(v.shared,
+            "all 3 failing cases fail strided_inputs alone; if the target takes none, ask with --supports \"strides=none\"");
+}
+
+TEST(Verdicts, SayNothingOfFailuresThatShareNothing) {
+  Target t = cpu();
+  t.attend = call_mutants().front().target.attend;
+  VerifyOptions options = line_only();
+  options.lines = {kLine, "q=f32 heads=4:2 d=16 page=4 reqs=9@7,1@12 seed=2", "q=f16 heads=4:2 d=8 page=4 reqs=3@7,1@12 seed=3"};
+  options.shrink = false;
+  EXPECT_EQ(run(t, options).shared, "");
+}
+
+/// Every member of the contract's structs is on an axis, so that "not tested" can name it. check() and append() alone read two.
+TEST(Reach, HasEveryFieldOfTheContract) {
+  std::set<std::string> fields, named = {"slot_mapping", "request_ids"};
+  const Case none;
+  batch::for_each_tensor([&](const batch::TensorField& f, const Tensor&) { fields.emplace(f.member); }, none);
+  batch::for_each_choice([&](std::string_view member, const auto&) { fields.emplace(member); }, none);
+  for (const AxisValue& value : axes()) {
+    std::istringstream words(value.fields);
+    for (std::string field; words >> field;) named.insert(field);
+  }
+  EXPECT_EQ(named, fields);
+}
+
+/// Values of types, layouts and padding come from their enumerations; a value of each must be there, once.
+TEST(Reach, HasEveryValueOnce) {
+  std::set<std::string> words;
+  for (const AxisValue& value : axes()) EXPECT_TRUE(words.insert(value.words).second) << value.words;
+  for (const char* some : {"bf16 over nvfp4", "f16 over fp8_ds_mla", "fp8_e4m3fn over fp8_e4m3fn", "layout packed",
+                           "k_scale token", "padding rows (zero)", "i64 indices"})
+    EXPECT_TRUE(words.contains(some)) << some;
+}
+
+TEST(Reach, NamesStridesThatWereNotAsked) {
+  for (const Strides strides : {Strides::none, Strides::rows, Strides::any}) {
+    Target t = cpu();
+    t.strides = strides;
+    const std::vector<std::string> never = run(t, line_only()).reach.never;
+    EXPECT_EQ(std::ranges::count(never, "strides of inputs"), strides == Strides::none);
+    EXPECT_EQ(std::ranges::count(never, "steps between elements of inputs, and negative strides"), strides != Strides::any);
+  }
 }
 
 TEST(Verdicts, StopWhenAskedTo) {

@@ -16,7 +16,7 @@ vllm_flash_attn3    FlashAttention 3 from the vllm wheel
 flash_attn          flash_attn_varlen_func with a block table
 flashinfer          BatchPrefillWithPagedKVCacheWrapper
 flashinfer_decode   BatchDecodeWithPagedKVCacheWrapper
-module:name         your own callable
+module:name         your own callable; FILE.py:name finds it in a file
 ==================  =================================================================================
 
 A target of your own is a callable ``f(case)`` or ``f(batch, cache, options)``, or an object with a method ``attend`` that takes the
@@ -28,8 +28,11 @@ same, and perhaps a method ``supports`` (see :func:`quire.verify`). It returns t
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,15 +109,31 @@ def names() -> list[str]:
     return list(ADAPTERS)
 
 
+def _module(name: str) -> Any:
+    """The module called ``name``, or that of a file "kernels/mine.py"."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise ArgumentError(f'target: no file is called "{name}"')
+    if str(path.parent) not in sys.path:  # for what the file imports
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"quire_target_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def load(name: str) -> Any:
-    """The adapter called ``name``, or the object at "module:attribute". Raises ArgumentError, or ImportError if its library is missing."""
+    """The adapter called ``name``, or the object at "module:attribute" or "FILE.py:attribute". Raises ArgumentError, or ImportError if its library is missing."""
     if name in ADAPTERS:
         module, cls, arguments = ADAPTERS[name]
         return getattr(importlib.import_module(f"quire.targets.{module}"), cls)(**arguments)
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = name.rpartition(":")
     if not colon or not module or not attribute:
-        raise ArgumentError(f'target "{name}" is none of {", ".join(ADAPTERS)}, and not module:function')
-    found: Any = importlib.import_module(module)
+        raise ArgumentError(f'target "{name}" is none of {", ".join(ADAPTERS)}, and not module:function or FILE.py:function')
+    found: Any = _module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
     return found() if inspect.isclass(found) else found

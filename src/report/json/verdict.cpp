@@ -67,6 +67,7 @@ void keys_of(Keys& keys, const Verdict& v) {
   keys.says("version", QUIRE_VERSION);
   keys("date", v.date, "device", v.device, "target", v.target, "verdict", v.verdict);
   keys("num_cases", cases, "num_served", cases - refused, "num_refused", refused, "seconds", v.seconds);
+  keys("shared", v.shared);
   keys("smallest_line", v.smallest_line, "smallest_finding", v.smallest_finding, "reach", reach_json(v));
   keys("matrices", summaries(v), "power", power_json(v), "peer", v.peer, "cases", v.cases);
 }

@@ -200,11 +200,12 @@ std::string conclusion(const Verdict& v) {
 std::string to_string(const Verdict& v) {
   const bool fails = v.verdict == VerifyVerdict::fail;
   const std::string failing = formatted("smallest failing line: {}\n  {}\n", v.smallest_line, v.smallest_finding);
-  std::string text = fails ? formatted("FAIL {}\n{}\n", v.target, failing) : std::string();
+  std::string text =
+      fails ? formatted("FAIL {}\n{}{}\n", v.target, v.shared.empty() ? "" : v.shared + "\n", failing) : std::string();
   text += formatted("verify {} on {}\n", v.target, v.device);
   text += cases_text(v) + skipped_text(v) + failures_text(v) + refusals_text(v) + "\n" + power_text(v) + peer_text(v);
   text += unseen_text(v) + "\n";
-  if (fails) text += failing;
+  if (fails) text += failing + (v.shared.empty() ? "" : v.shared + "\n");
   return text + formatted("{} ({:.1f} s)\n", conclusion(v), v.seconds);
 }
 
