@@ -95,6 +95,9 @@ std::optional<std::int64_t> page_of(const Context& c, const semantics::IndexView
 
 bool stored_rows_readable(const Context& c, const Tensor& side) noexcept {
   using enum RuleId;
+  const KVCache& cache = c.cache;
+  for (const Tensor* scales : {&cache.k_scale, &cache.v_scale, &cache.k_block_scale, &cache.v_block_scale})
+    if (scales->present() && !readable(*scales)) return false;
   return c.pages_sound && readable(side) && !c.report.broken({M04, M05, M07, M36, M51, M52, M53, M54, M55, R01, R02});
 }
 

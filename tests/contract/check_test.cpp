@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "batch/fields.h"
 #include "contract/small_batch.h"
+#include "quire/capture.hpp"
 
 namespace quire::test {
 namespace {
@@ -607,6 +609,25 @@ TEST(Hostile, ExtremeNumbersInEveryDescriptorField) {
       (void)b.check();
     }
   }
+}
+
+TEST(Hostile, ARankThatIsNoneInAnyTensor) {
+  for (const char* form : {"q=f32 kv=nvfp4 d=64 kscale=head vscale=head", "q=f32 kv=i8 d=8 kscale=token vscale=token",
+                           "q=bf16 kv=fp8_ds_mla d=576 dv=512 latent=1"})
+    for (std::size_t i = 0; i < batch::kNumTensors; ++i)
+      for (const int rank : {-1, 8, 1 << 30}) {
+        const std::string line = std::string(form) + " heads=2:1 page=4 reqs=2@6/7,1@9 lse=1 seed=1";
+        Case c = make_case(parse_problem_line(line).value()).value();
+        std::size_t at = 0;
+        bool changed = false;
+        const auto change = [&](const auto&, Tensor& t) {
+          if (at++ != i || !t.present()) return;
+          t.rank = rank;
+          changed = true;
+        };
+        batch::for_each_tensor(change, c);
+        EXPECT_EQ(check(c.batch, c.cache, c.options, Depth::contents).ok(), !changed) << batch::kTensors[i].name << " " << line;
+      }
 }
 
 TEST(Hostile, IndexValuesAtTheEdgeOfInt64) {
