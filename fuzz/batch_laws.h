@@ -73,6 +73,8 @@ inline std::string cascade_law(FuzzBatch& f, bool contents_clean, Tally& tally) 
   SerialExecutor executor;
   const Status status =
       attend_cascade(planned.value(), f.batch, f.cache, f.options, std::span(workspace.get(), size), {.executor = &executor});
+  // NaN among the data makes an lse that merge_many() refuses.
+  if (!contents_clean && status.rule() == "Q-C06") return {};
   if (!status.ok()) return "tables clean, but attend_cascade: " + status.message();
   tally.cascades += planned->shared.shares();
   if (!contents_clean || !f.tame_values) return {};
