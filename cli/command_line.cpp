@@ -53,6 +53,7 @@ struct Arguments {
   ExplainArgs explain;
   RunArgs run;
   CaptureArgs capture;
+  CompareCachesArgs compare_caches;
   DiagnoseArgs diagnose;
   VerifyArgs verify;
   BenchArgs bench;
@@ -191,6 +192,22 @@ void add_capture(CLI::App& app, CaptureArgs& args, CallFiles& files) {
       ->check(one_of({"nan", "garbage"}));
 }
 
+void add_compare_caches(CLI::App& app, CompareCachesArgs& args) {
+  CLI::App* command =
+      app.add_subcommand("compare-caches", "Say what became of each position of each KV head of A's cache in B's");
+  command->add_option("A", args.a, "a .safetensors capture, or a problem line in one quoted word")->required()->type_name("");
+  command->add_option("B", args.b, "the same, of the cache that A's rows are looked up in")->required()->type_name("");
+  const auto heads = [&](const char* name, std::vector<std::int64_t>& into) {
+    command
+        ->add_option(name, into, "the model's numbers of this cache's KV heads, as 2,3, where it is a rank's (default: 0,1,...)")
+        ->type_name("N")
+        ->allow_extra_args(false)
+        ->delimiter(',');
+  };
+  heads("--heads-a", args.heads_a);
+  heads("--heads-b", args.heads_b);
+}
+
 void add_verify(CLI::App& app, VerifyArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("verify", "Test kernels with the conformance suite, and the suite with planted bugs");
   command
@@ -300,6 +317,7 @@ void build(CLI::App& app, Arguments& args) {
   add_run(app, args.run, args.files);
   add_capture(app, args.capture, args.files);
   add_diagnose(app, args.diagnose, args.files);
+  add_compare_caches(app, args.compare_caches);
   add_verify(app, args.verify, args.files);
   add_bench(app, args.bench, args.bench_compare, args.files);
   add_lists(app, args);
@@ -381,6 +399,7 @@ Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& term
   if (command == "explain") return run_explain(args.explain, terminal);
   if (command == "run") return run_run(args.run, terminal);
   if (command == "capture") return run_capture(args.capture, terminal);
+  if (command == "compare-caches") return run_compare_caches(args.compare_caches, terminal);
   if (command == "diagnose") return run_diagnose(args.diagnose, terminal);
   if (command == "verify") return run_verify(args.verify, terminal);
   if (command == "bench" && app.get_subcommand("bench")->got_subcommand("compare")) return run_bench_compare(args.bench_compare);

@@ -66,6 +66,12 @@ struct CaptureArgs {
 };
 Report run_capture(const CaptureArgs& args, const Terminal& terminal);
 
+struct CompareCachesArgs {
+  std::string a, b;                            ///< files, or problem lines
+  std::vector<std::int64_t> heads_a, heads_b;  ///< the model's numbers of KV heads; empty = 0, 1, ...
+};
+Report run_compare_caches(const CompareCachesArgs& args, const Terminal& terminal);
+
 struct DiagnoseArgs {
   Words input;
   bool full = false;

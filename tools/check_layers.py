@@ -59,6 +59,8 @@ ALLOWED = {
     "src/numerics/": PUBLIC + DTYPE_DECODE,
     # Parts of a case that verify and bench share: the rows that are compared, the case on a device, and its inputs as views.
     "src/cases/": PUBLIC + TEXT + FIELDS + ["src/device/", "src/capture/spoiler.h"],
+    # Rows of two caches by their bytes; what append() would have written is asked of append().
+    "src/caches/": PUBLIC + SEMANTICS + ["src/contract/values.h"],
     # Faults and the judges of outputs: nothing of the kernels but dtype decode, so that they stay a second opinion.
     "src/faults/": PUBLIC + DTYPE_DECODE + THREADS + CAUGHT,
     "src/report/": PUBLIC + DTYPE_DECODE + NUMERICS,

@@ -15,7 +15,7 @@ GROUPS = {
     "Attention": ["attend", "append", "merge", "merge_many", "plan", "bind", "synchronize", "Batch", "KVCache", "Options", "Plan", "BoundCall"],
     "Checking": ["check", "Findings", "Finding", "SlotLedger", "LedgerEntry", "rules", "Rule"],
     "Right or wrong, and why": ["reference", "compare", "diagnose", "Reference", "Comparison", "Mismatch", "Diagnosis", "Suspicion",
-                                "faults", "Fault"],
+                                "compare_caches", "CacheComparison", "CachePart", "faults", "Fault"],
     "Judging a kernel": ["verify", "soak", "Verdict", "CaseResult", "CheckResult", "SoakResult"],
     "Cases and captures": ["make_case", "read_capture", "write_capture", "capture", "record", "Case", "ProblemLine"],
     "Pages": ["PagePool", "PoolStats", "PoolMemory"],

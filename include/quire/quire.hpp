@@ -20,6 +20,7 @@
 #include "quire/cascade.hpp"
 #include "quire/sparse.hpp"
 #include "quire/capture.hpp"
+#include "quire/compare_caches.hpp"
 #include "quire/faults.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/verify.hpp"

@@ -35,6 +35,8 @@ from quire._notebook import show_in_notebooks as _show_in_notebooks
 from quire._quire import (
     Batch,
     BoundCall,
+    CacheComparison,
+    CachePart,
     Case,
     CaseResult,
     CheckResult,
@@ -99,6 +101,7 @@ attend_with_fault = _quire.attend_with_fault
 bind = _quire.bind
 check = _quire.check
 compare = _quire.compare
+compare_caches = _quire.compare_caches
 devices = _quire.devices
 explain = _quire.explain
 faults = _quire.faults
@@ -129,6 +132,8 @@ __all__ = [
     "ArgumentError",
     "Batch",
     "BoundCall",
+    "CacheComparison",
+    "CachePart",
     "CaptureWarning",
     "Case",
     "CaseResult",
@@ -182,6 +187,7 @@ __all__ = [
     "capture",
     "check",
     "compare",
+    "compare_caches",
     "devices",
     "distributed",
     "diagnose",

@@ -35,6 +35,7 @@ int run_command_line(std::vector<std::string> words) {
 void bind_tools(nanobind::module_& m) {
   quire_python::bind_faults(m);
   quire_python::bind_capture(m);
+  quire_python::bind_caches(m);
   quire_python::bind_verify(m);
   quire_python::bind_report(m);
   quire_python::bind_rank_diagnosis(m);

@@ -166,6 +166,7 @@ void bind_cascade(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_faults(nb::module_& m);
 void bind_diagnose(nb::module_& m);
+void bind_caches(nb::module_& m);
 void bind_verify(nb::module_& m);
 void bind_report(nb::module_& m);
 void bind_rank_diagnosis(nb::module_& m);

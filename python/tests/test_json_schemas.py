@@ -104,6 +104,12 @@ def test_captures_of_ranks(capfd, tmp_path):
     assert document["parts"][1]["own"] is not None and not errors(document, schema)
 
 
+def test_compared_caches(capfd, captures):
+    for words, code in (([captures["right"], captures["wrong"]], 0), ([captures["right"], LINE.replace("seed=1", "seed=2")], 1)):
+        document, schema = printed(capfd, ["compare-caches", *words], code)
+        assert schema == "compare_caches" and not errors(document, schema)
+
+
 def test_results_of_a_wrong_target():
     """A failing verdict has pictures and a smallest line; one of a target that refuses has neither."""
 

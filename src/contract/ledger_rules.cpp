@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "contract/context.h"
@@ -53,8 +54,6 @@ bool continues(const Fault& last, const Fault& next) {
 class Faults {
  public:
   explicit Faults(Context& c) : c_(c) {}
-  ~Faults() { finish(); }
-  Faults(const Faults&) = delete;
 
   void add(const Fault& fault) {
     if (first_ && continues(last_, fault)) {
@@ -65,14 +64,16 @@ class Faults {
     first_ = last_ = fault;
   }
 
- private:
+  /// Reports the run that is open; to be called after the last read.
   void finish();
-  std::string range(std::string_view word, std::int64_t first, std::int64_t last) const {
+
+ private:
+  static std::string range(std::string_view word, std::int64_t first, std::int64_t last) {
     return first == last ? formatted("{} {}", word, first) : formatted("{}s {} to {}", word, first, last);
   }
-  std::string where() const;
-  std::string written() const;
-  std::string changed() const;
+  std::string where(const Fault& first) const;
+  std::string written(const Fault& first) const;
+  std::string changed(const Fault& first) const;
 
   Context& c_;
   std::optional<Fault> first_;
@@ -80,47 +81,45 @@ class Faults {
 };
 
 /// "page 3 offsets 0 to 2" or "page 3 offset 0 to page 4 offset 2".
-std::string Faults::where() const {
-  const Read &a = first_->read, &b = last_.read;
+std::string Faults::where(const Fault& first) const {
+  const Read &a = first.read, &b = last_.read;
   if (a.page == b.page) return formatted("page {} ", a.page) + range("offset", a.offset, b.offset);
   return formatted("page {} offset {} to page {} offset {}", a.page, a.offset, b.page, b.offset);
 }
 
-std::string Faults::written() const {
-  return formatted("written by request {} for {} in step {}", first_->entry.request,
-                   range("position", first_->entry.position, last_.entry.position), first_->entry.step);
+std::string Faults::written(const Fault& first) const {
+  return formatted("written by request {} for {} in step {}", first.entry.request,
+                   range("position", first.entry.position, last_.entry.position), first.entry.step);
 }
 
-std::string Faults::changed() const {
-  const char* sides = first_->k_same ? "V" : first_->v_same ? "K" : "K and V";
-  if (first_->moved_from < 0) return formatted("{}, {} changed since", written(), sides);
-  return formatted("moved from {} in step {}, {} differ{}", range("slot", first_->moved_from, last_.moved_from),
-                   first_->entry.step, sides, first_->k_same || first_->v_same ? "s" : "");
+std::string Faults::changed(const Fault& first) const {
+  const char* sides = first.k_same ? "V" : first.v_same ? "K" : "K and V";
+  if (first.moved_from < 0) return formatted("{}, {} changed since", written(first), sides);
+  return formatted("moved from {} in step {}, {} differ{}", range("slot", first.moved_from, last_.moved_from), first.entry.step,
+                   sides, first.k_same || first.v_same ? "s" : "");
 }
 
 void Faults::finish() {
   if (!first_) return;
-  const Fault first = *first_;
-  const bool listed = !c_.report.counted(first.rule), many = last_.read.key != first.read.key;
-  if (listed) {
-    const std::string was = many ? "which were " : "which was ",
-                      position = range("position", first.read.position, last_.read.position), slot = many ? "slots " : "a slot ";
-    const auto add = [&](const std::string& what, const std::string& expected) {
-      c_.report.add(first.rule, "block_table", {first.read.request, first.read.key / c_.sizes.page_size},
-                    formatted("request {} reads {} from {}, {}{}", first.read.id, position, where(), was, what), expected,
-                    table_holds_slots(c_, first.read.request) ? kTableHoldsSlots : "");
-    };
-    switch (first.rule) {
-      case L01: add("never written", many ? "written slots" : "a written slot"); break;
-      case L02:
-        add(written(), formatted("{}of request {} or {} shared with it", slot, first.read.id, many ? "pages" : "a page"));
-        break;
-      case L03: add(written(), formatted("{}written for {}", slot, position)); break;
-      case L04: add(written() + " and recycled since", slot + "written after its page was handed out"); break;
-      default: add(changed(), "the bytes of that write"); break;
-    }
+  const Fault first = *std::exchange(first_, std::nullopt);
+  if (c_.report.counted(first.rule)) return;
+  const bool many = last_.read.key != first.read.key;
+  const std::string position = range("position", first.read.position, last_.read.position), slot = many ? "slots " : "a slot ";
+  const auto add = [&](const std::string& what, const std::string& expected) {
+    c_.report.add(
+        first.rule, "block_table", {first.read.request, first.read.key / c_.sizes.page_size},
+        formatted("request {} reads {} from {}, which {} {}", first.read.id, position, where(first), many ? "were" : "was", what),
+        expected, table_holds_slots(c_, first.read.request) ? kTableHoldsSlots : "");
+  };
+  switch (first.rule) {
+    case L01: return add("never written", many ? "written slots" : "a written slot");
+    case L02:
+      return add(written(first),
+                 formatted("{}of request {} or {} shared with it", slot, first.read.id, many ? "pages" : "a page"));
+    case L03: return add(written(first), formatted("{}written for {}", slot, position));
+    case L04: return add(written(first) + " and recycled since", slot + "written after its page was handed out");
+    default: return add(changed(first), "the bytes of that write");
   }
-  first_.reset();
 }
 
 /// The rule that a read breaks, the most basic that applies: a slot that was never written has no writer to compare with, and
@@ -160,12 +159,12 @@ bool ledger_readable(const Context& c) {
 void l07_unchanged(const Context& c, Faults& faults, const Read& read, const semantics::StoredRows (&sides)[2],
                    std::vector<std::byte>& row) {
   const SlotLedger::Entry entry = c.ledger->entry(slot_of(c, read));
-  const SlotLedger::Digest known = c.ledger->digest(slot_of(c, read));
-  if (known.k == 0 || broken_by(c, read, entry)) return;
-  const bool k_same = sides[0].slot_digest(read.page, read.offset, row) == known.k,
-             v_same = sides[1].slot_digest(read.page, read.offset, row) == known.v;
+  const SlotLedger::Digest expected = c.ledger->digest(slot_of(c, read));
+  if (expected.k == 0 || broken_by(c, read, entry)) return;
+  const bool k_same = sides[0].slot_digest(read.page, read.offset, row) == expected.k,
+             v_same = sides[1].slot_digest(read.page, read.offset, row) == expected.v;
   if (k_same && v_same) return;
-  faults.add({L07, read, entry, known.moved_from, k_same, v_same});
+  faults.add({L07, read, entry, expected.moved_from, k_same, v_same});
 }
 
 bool l05_same_cache(Context& c) {
@@ -219,6 +218,7 @@ void apply_ledger_rules(Context& c) {
     check_read(c, faults, read);
     ++reads;
   });
+  faults.finish();
   c.ledger->note_reads(reads);
 }
 
@@ -229,6 +229,7 @@ void apply_ledger_content_rules(Context& c) {
   std::vector<std::byte> row;
   Faults faults(c);
   for_each_read(c, [&](const Read& read) { l07_unchanged(c, faults, read, sides, row); });
+  faults.finish();
 }
 
 void apply_shard_ledger_rules(Context& c, const ContextShard& shard) {
@@ -248,6 +249,7 @@ void apply_shard_ledger_rules(Context& c, const ContextShard& shard) {
     for (std::int64_t key = shard.local_length(first); key < held; ++key, ++reads)
       check_read(c, faults, {r, id, shard.global_position(key), key, pages[key / page_size], key % page_size});
   }
+  faults.finish();
   c.ledger->note_reads(reads);
 }
 

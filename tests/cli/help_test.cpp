@@ -15,7 +15,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {"check", "explain", "run",         "capture", "diagnose", "verify",
-                                            "bench", "info",    "completions", "devices", "kernels",  "rules"};
+                                            "compare-caches", "bench", "info",    "completions", "devices", "kernels",  "rules"};
 
 std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/reference/cli.md"; }
 
