@@ -24,10 +24,11 @@ struct Candidate {
   }
 };
 
+/// Lines of cases with rows: a case without any passes, whatever it has.
 std::vector<ProblemLine> lines_of(const std::vector<CaseResult>& cases, CaseStatus status) {
   std::vector<ProblemLine> lines;
   for (const CaseResult& c : cases)
-    if (const Result<ProblemLine> line = parse_problem_line(c.line); c.status == status && line.ok())
+    if (const Result<ProblemLine> line = parse_problem_line(c.line); c.status == status && c.num_elements > 0 && line.ok())
       lines.push_back(line.value());
   return lines;
 }

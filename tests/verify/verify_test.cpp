@@ -23,6 +23,7 @@
 #include "verify/mutants.h"
 #include "verify/power.h"
 #include "verify/reach.h"
+#include "verify/shared.h"
 
 namespace quire::verify_detail {
 namespace {
@@ -252,6 +253,20 @@ TEST(Verdicts, SayWhatFailingCasesShare) {
   EXPECT_TRUE(to_string(v).starts_with("FAIL plain\n" + v.shared + "\n")) << to_string(v);
   EXPECT_EQ(std::ranges::count_if(v.cases, [](const CaseResult& c) { return !c.reduced_line.empty(); }), 1);
   EXPECT_TRUE(v.power.empty());
+}
+
+/// A case without rows passes whatever it has, and says nothing of it.
+TEST(Verdicts, PassingCasesWithoutRowsHideNothingThatFailuresShare) {
+  std::vector<CaseResult> cases;
+  for (const char* line :
+       {"reqs=3@5 kscale=head", "reqs=4@5 kscale=head", "reqs=5@5 kscale=tensor", "reqs=3@5", "reqs=0@5 kscale=head"}) {
+    CaseResult c;
+    c.line = formatted("q=f32 kv=f32 heads=4:2 d=16 page=8 {}", line);
+    c.status = cases.size() < 3 ? CaseStatus::fail : CaseStatus::pass;
+    c.num_elements = cases.size() < 4 ? 64 : 0;
+    cases.push_back(c);
+  }
+  EXPECT_TRUE(what_failures_share(cases).starts_with("all 3 failing cases have k_scale,")) << what_failures_share(cases);
 }
 
 TEST(Verdicts, SayThatOneCheckIsAllThatFails) {
