@@ -6,7 +6,7 @@ A cell is legal if the contract allows it, which a CPU serves. Behind the cells 
 head_dims, so that every kernel is launched. Batches, oracle, quantiser and worker processes are those of fuzz/gpu: one
 that loses the device names its cell. On an H100 with 16 processors it takes about a minute:
 
-    python3 bench/gpu/cells.py --backend cuda --workers 12 --json bench/results/h100-cells.json --commit $(git rev-parse --short HEAD)
+    python3 bench/gpu/cells.py --backend cuda --workers 12 --json bench/results/gpu-cells.json --commit $(git rev-parse --short HEAD)
 
 The JSON also has the hash of the machine code of every kernel in the library that ran (tools/kernel_hashes.py), so that
 `tools/check_gpu_kernels.py --runs` can name the kernels that have changed since.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import datetime
 import functools
 import itertools
 import json
@@ -184,7 +183,7 @@ def main() -> int:
     hashes = kernel_hashes_of_library()
     report_kernels(hashes, totals, args.json)
     if args.json:
-        found = {"backend": args.backend, "date": datetime.date.today().isoformat(), "commit": args.commit, "seconds": round(seconds),
+        found = {"backend": args.backend, **workers.run_on(args.backend), "commit": args.commit, "seconds": round(seconds),
                  "asked": totals.done, "cells": table(cells, totals), "by_kernel": dict(sorted(totals.kernels.items())),
                  "largest_error_of_tolerance": round(totals.worst[0], 3),
                  "findings": {kind: [{**cells[each["number"]], **each} for each in totals.found[kind][:40]] for kind in COLUMNS[1:]},

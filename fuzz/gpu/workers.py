@@ -8,12 +8,23 @@ silence, names the number that it was at; another one starts behind that number.
 from __future__ import annotations
 
 import collections
+import datetime
 import json
+import platform
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
+
+def run_on(backend: str) -> dict[str, str]:
+    """Device and day, for result files."""
+    if backend == "cpu":
+        return {"device": platform.processor() or platform.machine(), "date": datetime.date.today().isoformat()}
+    import torch
+
+    return {"device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat()}
+
 
 SECONDS_OF_SILENCE = 240  # the first batch of a worker loads torch and makes a context
 
