@@ -240,8 +240,8 @@ constexpr Form kForms[] = {{"q=f32", 4, 2, "nhd"},
 
 INSTANTIATE_TEST_SUITE_P(CompareCaches, Fates,
                          testing::Combine(testing::Range(std::size_t{0}, planted().size()), testing::ValuesIn(kForms)),
-                         [](const auto& info) {
-                           return formatted("{}_{}", planted()[std::get<0>(info.param)].name, info.index);
+                         [](const auto& made) {
+                           return formatted("{}_{}", planted()[std::get<0>(made.param)].name, made.index);
                          });
 
 // --- types that differ ------------------------------------------------------------------------------------------------------
