@@ -201,16 +201,26 @@ QUIRE_DEVICE ContentBox box_of_token(const AttendArgs& a, std::int64_t token, in
   return {either(i == 1, a.key, a.value), {}, {}, {}, a.num_kv_heads, 1, 0, token, i == 1 ? a.head_dim : a.v_head_dim};
 }
 
-/// Cached tokens of one page of a request that some row sees.
+/// Cached tokens of one page of a request that some row may see: keys of a tree count, whatever its bits say.
 QUIRE_DEVICE ContentBox box_of_page(const GenericArgs& a, std::int32_t req, std::int64_t column, bool is_k) {
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
-  const semantics::VisiblePages pages = visible_pages(a, sight_of(a, req, n), n.first_token, n.query_len, n.cached_len);
-  if (!pages.has(column)) return {};
-  const std::int64_t size = a.page_size, low = pages.keys.next(column * size), end = pages.keys.range_end(low);
+  const std::int64_t page = page_at(a, req, column), size = a.page_size;
+  if (page == kNoPage) return {};  // No row sees a key of it (Q-T03, Q-T10).
+  const Sight sight = sight_of(a, req, n);
+  const semantics::SeenKeys keys = sight.mask.seen_by(sight.first, sight.first + n.query_len - 1).below(n.cached_len);
   // A page with keys of two ranges, or of a tree, is read as a whole: what is found there is judged by the host.
-  const std::int64_t all = (column + 1) * size < pages.keys.hull().end ? (column + 1) * size : pages.keys.hull().end;
-  const std::int64_t high = pages.keys.next(end) < all ? all : end < all ? end : all;
+  std::int64_t low = (column + 1) * size, high = column * size;
+  const auto widen = [&](const semantics::KeyRange& range) {
+    const std::int64_t begin = range.begin > column * size ? range.begin : column * size;
+    const std::int64_t end = range.end < (column + 1) * size ? range.end : (column + 1) * size;
+    if (begin >= end) return;
+    low = begin < low ? begin : low;
+    high = end > high ? end : high;
+  };
+  widen(keys.prefix);
+  widen(keys.middle);
+  widen(keys.tree);
   if (low >= high) return {};
   ContentBox box = {either(is_k, a.cache_k, a.cache_v), {}, {}, {}, a.num_kv_heads, static_cast<std::int32_t>(high - low)};
   box.scale.data = is_k ? a.k_scale.data : a.v_scale.data;
@@ -226,7 +236,7 @@ QUIRE_DEVICE ContentBox box_of_page(const GenericArgs& a, std::int32_t req, std:
   box.block_scale.head = is_k ? k.head : v.head;
   box.block_scale.block = is_k ? k.block : v.block;
   box.block_scale.cached = is_k ? k.cached : v.cached;
-  box.page = a.block_table.page(req, column);
+  box.page = page;
   box.first = low - column * size;
   box.dims = is_k ? a.head_dim : a.v_head_dim;
   return box;
