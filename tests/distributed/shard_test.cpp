@@ -75,7 +75,9 @@ TEST(Shard, LargestRunsAndWorldsHoldARequestOnOneRank) {
         ASSERT_TRUE(local.ok()) << local.status().message();
         EXPECT_EQ(local->seq_lens, std::vector<std::int64_t>{rank == 0 ? 7 : 0});
         EXPECT_LE(local->q_begin.at(0), kMost);
-        if (contiguous) EXPECT_LE(local->key_begin.at(0), kMost);
+        if (contiguous) {
+          EXPECT_LE(local->key_begin.at(0), kMost);
+        }
       }
   const ContextShard beyond{.rank = 3, .world = 4, .interleave = std::int64_t{1} << 62};
   const std::vector<std::int64_t> starts = {0, 1}, lengths = {7};
