@@ -167,8 +167,8 @@ void add_diagnose(CLI::App& app, DiagnoseArgs& args, CallFiles& files) {
       ->required()
       ->type_name("");
   files.read.push_back(&args.input);
-  command->add_flag("--full", args.full, "compare every row with the fp64 reference, however long it takes");
-  command->add_option("--seconds", args.seconds, "time limit, about, for the comparison with the reference (default: 0.5)")
+  command->add_flag("--full", args.full, "compare every row with the fp64 reference and try every cause, however long it takes");
+  command->add_option("--seconds", args.seconds, "time limit of the search for a cause (default: 5)")
       ->type_name("S")
       ->check(duration(0));
   command

@@ -75,7 +75,7 @@ Report run_compare_caches(const CompareCachesArgs& args, const Terminal& termina
 struct DiagnoseArgs {
   Words input;
   bool full = false;
-  double seconds = 0.5;
+  double seconds = 5;
   std::string profile;  ///< empty: found by itself
   std::string reduced;  ///< empty = beside the input
   bool no_reduced = false;

@@ -17,6 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of a wrong output: a user waits for this much of the reference. More compares more rows, which changes patterns.
+constexpr double kReferenceSeconds = 0.5;
+
 Result<Diagnosis> diagnose_with_progress(const Case& c, const DiagnoseArgs& args, const Terminal& terminal) {
   std::unique_ptr<Progress> shown;
   DiagnoseOptions options;
@@ -27,6 +30,7 @@ Result<Diagnosis> diagnose_with_progress(const Case& c, const DiagnoseArgs& args
   }
   options.full = args.full;
   options.seconds = args.seconds;
+  options.reference_seconds = kReferenceSeconds;
   options.progress = [&](const std::string& stage) {
     shown.reset();
     shown = std::make_unique<Progress>(terminal, stage);

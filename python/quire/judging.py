@@ -139,7 +139,7 @@ def diagnose(
     lse: Any = None,
     *,
     full: bool = False,
-    seconds: float = 1.0,
+    seconds: float = 10.0,
     profile: str | None = None,
     progress: Callable[[str], Any] | None = None,
 ) -> _quire.Diagnosis:
@@ -152,7 +152,8 @@ def diagnose(
         options, and may have their own observed output.
     observed: the output, like batch.query, of any array library in host memory; for a capture, instead of its own.
     lse: judged too if given, f32 [num_tokens, num_q_heads].
-    full: compare every row with the reference, however long it takes; else about ``seconds`` are spent on that.
+    full: compare every row with the reference and try every cause, however long it takes.
+    seconds: time limit of the search; a search that it ends says what it has not tried. An output that looks right is compared to the end.
     profile: what the kernel may round (numerics.md, "Profiles"): "plain", "weights=bf16", "weights=f16,dequantised",
         "products=tf32"; without it, the tightest one whose rounding looks like the error is found, and named in the report.
     progress: called with the name of each stage.

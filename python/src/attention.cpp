@@ -12,6 +12,7 @@
 #include "executor.hpp"
 #include "ledger.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 #include "workspace.hpp"
 
 namespace quire_python {
@@ -83,11 +84,12 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
   quire::Status status;
   {
     const Threads threads = current_threads();
-    const nb::gil_scoped_release unlocked;
-    std::optional<Plan> made;
-    if (plan == nullptr) made = plan_now(b, c, o, threads.chosen);
-    const Plan& use = plan != nullptr ? *plan : *made;
-    status = quire::attend(use, b, c, o, host_workspace(use, given), {.executor = threads.executor.get(), .rows = &counts});
+    status = without_gil([&] {
+      std::optional<Plan> made;
+      if (plan == nullptr) made = plan_now(b, c, o, threads.chosen);
+      const Plan& use = plan != nullptr ? *plan : *made;
+      return quire::attend(use, b, c, o, host_workspace(use, given), {.executor = threads.executor.get(), .rows = &counts});
+    });
   }
   require_ok(status);
   fill_rows(counts, rows);
@@ -142,10 +144,11 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
   quire::Status status;
   {
     const std::shared_ptr<quire::Executor> executor = current_executor();
-    const nb::gil_scoped_release unlocked;
-    status = quire::append(
-        c, k.view, v.view, slots.view,
-        {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = where});
+    status = without_gil([&] {
+      return quire::append(
+          c, k.view, v.view, slots.view,
+          {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = where});
+    });
   }
   require_ok(status);
 }
@@ -176,8 +179,8 @@ void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value,
   quire::Status status;
   {
     const std::shared_ptr<quire::Executor> executor = current_executor();
-    const nb::gil_scoped_release unlocked;
-    status = quire::append(c, rows_k.view, rows_v.view, slots.view, {.executor = executor.get(), .stream = where});
+    status = without_gil(
+        [&] { return quire::append(c, rows_k.view, rows_v.view, slots.view, {.executor = executor.get(), .stream = where}); });
   }
   require_ok(status);
 }

@@ -14,6 +14,7 @@
 #include "errors.hpp"
 #include "executor.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 #include "workspace.hpp"
 
 namespace quire_python {
@@ -92,8 +93,7 @@ void run_on_host(const Run& how, const quire::Batch& b, const quire::KVCache& c,
   const std::span<std::byte> bytes = how.workspace != nullptr ? bytes_of(*how.workspace) : host_workspace(how.bound->plan(), {});
   quire::Status status;
   {
-    const nb::gil_scoped_release unlocked;
-    status = how(b, c, o, bytes, {.executor = threads.executor.get()});
+    status = without_gil([&] { return how(b, c, o, bytes, {.executor = threads.executor.get()}); });
   }
   require_ok(status);
 }

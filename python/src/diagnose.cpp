@@ -9,6 +9,7 @@
 #include "errors.hpp"
 #include "profile.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -35,10 +36,8 @@ Reference reference(const PyBatch& batch, const PyCache& cache, const PyOptions*
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  const nb::gil_scoped_release unlocked;
-  quire::Result<Reference> result = tokens ? quire::reference(b, c, o, *tokens, rounded) : quire::reference(b, c, o, rounded);
-  const nb::gil_scoped_acquire locked;
-  return unwrap(std::move(result));
+  return unwrap(
+      without_gil([&] { return tokens ? quire::reference(b, c, o, *tokens, rounded) : quire::reference(b, c, o, rounded); }));
 }
 
 Comparison compare(nb::handle output, nb::handle lse, const Reference& expected, const std::optional<std::string>& dtype,

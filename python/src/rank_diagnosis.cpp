@@ -13,6 +13,7 @@
 #include "quire/rank_diagnosis.hpp"
 #include "quire/rank_faults.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -23,11 +24,8 @@ using quire::RankSuspicion;
 RankDiagnosis diagnose_ranks(const std::vector<const PyCase*>& captures, bool full, double seconds) {
   std::vector<quire::Case> cases;
   for (const PyCase* const c : captures) cases.push_back(c->data);
-  const nb::gil_scoped_release unlocked;
-  quire::Result<RankDiagnosis> result =
-      quire::diagnose_ranks(cases, {.full = full, .seconds = seconds, .profile = {}, .progress = {}});
-  const nb::gil_scoped_acquire locked;
-  return unwrap(std::move(result));
+  return unwrap(without_gil(
+      [&] { return quire::diagnose_ranks(cases, {.full = full, .seconds = seconds, .profile = {}, .progress = {}}); }));
 }
 
 /// (who, fault, detail) of everything that explains all elements.

@@ -14,6 +14,7 @@
 #include "profile.hpp"
 #include "quire/report.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -37,10 +38,7 @@ std::function<void(const std::string&)> stages(const nb::object& progress, std::
 }
 
 Diagnosis run(const Case& c, const DiagnoseOptions& options, const std::exception_ptr& error) {
-  quire::Result<Diagnosis> result = [&] {
-    const nb::gil_scoped_release unlocked;
-    return quire::diagnose(c, options);
-  }();
+  quire::Result<Diagnosis> result = without_gil([&] { return quire::diagnose(c, options); });
   if (error != nullptr) std::rethrow_exception(error);
   return unwrap(std::move(result));
 }
@@ -79,10 +77,7 @@ Diagnosis diagnose_batch(const PyBatch& batch, const PyCache& cache, const PyOpt
 }
 
 PyCase reduce_case(const PyCase& given, const Diagnosis& diagnosis) {
-  const nb::gil_scoped_release unlocked;
-  quire::Result<Case> result = quire::reduce_case(given.data, diagnosis);
-  const nb::gil_scoped_acquire locked;
-  return {unwrap(std::move(result))};
+  return {unwrap(without_gil([&] { return quire::reduce_case(given.data, diagnosis); }))};
 }
 
 std::string render_html(const std::string& json) { return unwrap(quire::render_html(json)); }

@@ -16,6 +16,7 @@
 #include "literal.hpp"
 #include "quire/report.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -209,10 +210,7 @@ Target made_target(const nb::object& target, Interrupt& interrupt) {
 }
 
 Verdict run(const Target& target, const VerifyOptions& options, const Interrupt& interrupt) {
-  quire::Result<Verdict> result = [&] {
-    const nb::gil_scoped_release unlocked;
-    return quire::verify(target, options);
-  }();
+  quire::Result<Verdict> result = without_gil([&] { return quire::verify(target, options); });
   if (interrupt.happened()) std::rethrow_exception(interrupt.error);
   return unwrap(std::move(result));
 }

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "batch/caught.h"
+#include "quire/interrupt.hpp"
 
 namespace quire {
 
@@ -28,11 +29,13 @@ const char* name(Code code) noexcept {
   return "unknown";
 }
 
-Status batch::caught(std::string_view call) noexcept {
+Status batch::caught(std::string_view call) {
   constexpr const char* kShort = "out of memory";  // no longer than a string holds without memory of its own
   try {
     const std::string what(call);
     try {
+      throw;
+    } catch (const Interrupted&) {
       throw;
     } catch (const std::bad_alloc&) {
     } catch (const std::length_error&) {
@@ -42,6 +45,8 @@ Status batch::caught(std::string_view call) noexcept {
       return {Code::internal_error, what + ": an exception of an unknown type"};
     }
     return {Code::out_of_memory, what + ": " + kShort};
+  } catch (const Interrupted&) {
+    throw;
   } catch (...) {
     return {Code::out_of_memory, kShort};
   }

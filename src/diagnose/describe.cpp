@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "diagnose/find_profile.h"
 #include "faults/fault.h"
@@ -169,7 +170,14 @@ void describe(const Found& found, Diagnosis& d) {
   d.least_factor_in_f32 = where.least_factor_in_f32;
   if (d.verdict != DiagnosisVerdict::right) d.observations = observations(found.facts, found.observed, where);
   if (!found.padding.empty()) d.observations.insert(d.observations.begin(), found.padding);
-  for (const Part& part : found.parts) add_suspects(part, d);
+  std::set<std::string> not_tried;
+  for (const Part& part : found.parts) {
+    add_suspects(part, d);
+    not_tried.insert(part.not_tried.begin(), part.not_tried.end());
+  }
+  if (!where.profiles_tried) not_tried.insert("numerics profiles");
+  d.not_tried.assign(not_tried.begin(), not_tried.end());
+  d.stopped_after = not_tried.empty() ? 0 : found.limit.named();
   d.pictures = pictures_of(found);
 }
 

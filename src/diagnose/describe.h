@@ -15,8 +15,9 @@ struct Part {
   Pattern pattern;
   std::vector<Hypothesis> ranking;
   double largest_error = 0, largest_tolerance = 0;
-  std::string observed_text;  ///< "1.69", "NaN or infinity"
-  bool everything = false;    ///< the hypotheses concern all wrong cells, although `pattern` is the first of several
+  std::string observed_text;           ///< "1.69", "NaN or infinity"
+  bool everything = false;             ///< the hypotheses concern all wrong cells, although `pattern` is the first of several
+  std::vector<std::string> not_tried;  ///< see Ranking
 };
 
 /// All results of a diagnosis, before their text is written.
@@ -25,6 +26,7 @@ struct Found {
   const Facts& facts;
   const Observed& observed;
   const Localisation& where;
+  const TimeLimit& limit;
   std::vector<Pattern> patterns;
   std::vector<Part> parts;  ///< one, or one per pattern
   std::string padding;      ///< finding about padding rows, or empty

@@ -36,12 +36,13 @@ Diagnosis broken_batch(const Findings& findings) {
 }
 
 /// Ranks hypotheses about the wrong cells of one pattern, or (`everything`) about all wrong cells.
-Part part_of(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern& pattern, bool everything,
-             const std::vector<Pattern>& patterns = {}) {
-  const Evidence evidence(facts, observed, where, everything ? nullptr : &pattern, patterns);
-  Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything};
-  const Scene scene = make_scene(facts, observed, where, evidence);
-  part.ranking = rank(scene, evidence, everything ? nullptr : &part.pattern);
+Part part_of(const Found& found, const Pattern& pattern, bool everything, const std::vector<Pattern>& patterns = {}) {
+  const Evidence evidence(found.facts, found.observed, found.where, everything ? nullptr : &pattern, patterns);
+  Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything, {}};
+  const Scene scene = make_scene(found.facts, found.observed, found.where, evidence);
+  Ranking ranking = rank(scene, evidence, everything ? nullptr : &part.pattern, found.limit);
+  part.ranking = std::move(ranking.hypotheses);
+  part.not_tried = std::move(ranking.not_tried);
   return part;
 }
 
@@ -71,7 +72,7 @@ void unite(Found& found) {
     });
   });
   const Pattern scope = counted_pattern(found.facts, found.where, common);
-  Part united = part_of(found.facts, found.observed, found.where, scope, /*everything=*/false);
+  Part united = part_of(found, scope, /*everything=*/false);
   if (!is_certain(united)) return;
   found.parts.clear();
   found.parts.push_back(std::move(united));
@@ -80,11 +81,10 @@ void unite(Found& found) {
 /// Searches one cause for all wrong cells; without a certain one, a cause for each separate set of wrong cells.
 void find_causes(Found& found) {
   const bool several = found.patterns.size() > 1;
-  found.parts.push_back(part_of(found.facts, found.observed, found.where, found.patterns.front(), /*everything=*/several));
+  found.parts.push_back(part_of(found, found.patterns.front(), /*everything=*/several));
   if (!several || is_certain(found.parts.front())) return;
   std::vector<Part> parts;
-  for (const Pattern& pattern : found.patterns)
-    parts.push_back(part_of(found.facts, found.observed, found.where, pattern, /*everything=*/false, found.patterns));
+  for (const Pattern& pattern : found.patterns) parts.push_back(part_of(found, pattern, /*everything=*/false, found.patterns));
   found.parts = std::move(parts);
   unite(found);
 }
@@ -116,16 +116,18 @@ DiagnosisVerdict verdict_of(const std::vector<Part>& parts) {
 }
 
 Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
+  const TimeLimit limit(options.full ? -1 : options.seconds);
   Facts facts(c.batch, c.cache, c.options);
   const Observed observed{c.observed, c.observed_lse};
-  Result<Localisation> where = localise(facts, observed, options);
+  Result<Localisation> where = localise(facts, observed, options, limit);
   if (!where.ok()) return where.status();
   Diagnosis d;
   const auto line = c.notes.find("problem");
   d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
-  Found found{c, facts, observed, where.value(), {}, {}, wrong_padding(c)};
+  const TimeLimit rest = limit.rest();
+  Found found{c, facts, observed, where.value(), rest, {}, {}, wrong_padding(c)};
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");

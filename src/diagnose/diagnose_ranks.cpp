@@ -18,7 +18,7 @@ namespace quire {
 namespace diagnose_detail {
 namespace {
 
-/// visible pairs x heads x dims that a second of options.seconds may cost.
+/// visible pairs x heads x dims that a second of options.reference_seconds may cost.
 constexpr double kWorkPerSecond = 100e6;
 /// Rows on which faults of keys are tried: each costs attention over all keys.
 constexpr std::size_t kRowsOfKeyFaults = 24;
@@ -39,7 +39,9 @@ std::vector<std::int64_t> rows_to_compare(const Case& whole, const DiagnoseOptio
   const Problem problem = problem_of(whole.batch, whole.cache, whole.options);
   const std::int64_t rows = problem.num_tokens();
   const double work = static_cast<double>(problem.visible_pairs()) * static_cast<double>(problem.num_q_heads * problem.head_dim);
-  const double part = options.full ? 1 : std::min(1.0, options.seconds * kWorkPerSecond / std::max(work, 1.0));
+  const double part =
+      options.full ? 1
+                   : std::min(1.0, std::min(options.seconds, options.reference_seconds) * kWorkPerSecond / std::max(work, 1.0));
   const auto count =
       std::max<std::int64_t>(std::min<std::int64_t>(rows, 8), static_cast<std::int64_t>(part * static_cast<double>(rows)));
   std::vector<std::int64_t> tokens;

@@ -6,12 +6,14 @@
 #include <limits>
 
 #include "numerics/tolerance.h"
+#include "quire/interrupt.hpp"
 #include "text/formatted.h"
 #include "threads/on_threads.h"
 
 namespace quire::diagnose_detail {
 namespace {
 
+constexpr std::int64_t kKeysPerQuestion = 64;  // keys between two questions whether the call shall end: microseconds of work
 constexpr double kInf = std::numeric_limits<double>::infinity();
 // Rounding can lift an average of n values over the largest by about 8 sqrt(n) 2^-24 of it (numerics.md); n <= 2^20 here.
 constexpr double kSumSlack = 0x1p-11;
@@ -77,10 +79,12 @@ class Judge {
     Row row = truth_.row(f_.query_start_loc[Facts::at(req)], kv_head * f_.group);
     std::vector<double> v(dims);
     std::vector<std::int64_t> scratch;
-    for (std::int64_t k = f_.first_key(row.q_pos); k < row.seq_len; ++k) {
-      load_vector(truth_, row, Side::value, k, scratch, v);
-      hull.add(v);
-    }
+    for (const Span& seen : f_.reach(req))
+      for (std::int64_t k = seen.begin; k < seen.end; ++k) {
+        if (k % kKeysPerQuestion == 0) end_if_interrupted();
+        load_vector(truth_, row, Side::value, k, scratch, v);
+        hull.add(v);
+      }
     if (f_.batch.output.dtype == DType::fp8_e4m3fn)  // stores saturate
       for (std::size_t d = 0; d < dims; ++d) {
         hull.low[d] = std::clamp(hull.low[d], -numerics::kLargestE4m3fn, numerics::kLargestE4m3fn);

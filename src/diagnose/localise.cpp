@@ -47,7 +47,7 @@ double seconds(const Facts& f, std::int64_t keys, std::int64_t rows, std::int64_
 double seconds_for_all(const Facts& f) {
   double sum = 0;
   for (std::int64_t r = 0; r < f.num_reqs; ++r)
-    sum += seconds(f, f.has_masks ? f.seq_lens[Facts::at(r)] : visible(f, r, f.query_len(r) - 1), f.query_len(r), kRowsPerDecode);
+    for (const Span& seen : f.reach(r)) sum += seconds(f, seen.end - seen.begin, f.query_len(r), kRowsPerDecode);
   return sum;
 }
 
@@ -148,8 +148,9 @@ Result<Localisation> compare_enough(const Facts& f, const Observed& observed, co
     if (options.progress) options.progress(profile.plain() ? text : text + ", " + to_string(profile));
   };
   stage("fp64 reference");
-  if (!options.full && seconds_for_all(f) > options.seconds) {
-    Result<Localisation> some = compare_tokens(f, observed, affordable(f, laws, options.seconds), profile);
+  const double limit = std::min(options.seconds, options.reference_seconds);
+  if (!options.full && seconds_for_all(f) > limit) {
+    Result<Localisation> some = compare_tokens(f, observed, affordable(f, laws, limit), profile);
     if (!some.ok() || some->any_wrong()) return some;
     stage("fp64 reference, every row: nothing wrong in a sample");
   }
@@ -196,13 +197,18 @@ Result<Localisation> compare_tokens(const Facts& f, const Observed& observed, st
   return where;
 }
 
-Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options) {
+Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options,
+                              const TimeLimit& limit) {
   if (options.progress) options.progress("laws");
   Laws laws = apply_laws(facts, observed);
   Result<Localisation> where = compare_enough(facts, observed, options, laws, options.profile.value_or(NumericsProfile{}));
   if (where.ok() && where->any_wrong() && !options.profile) {
     if (options.progress) options.progress("numerics profiles");
-    const auto found = find_profile(facts, observed, where.value(), profile_sample(facts, where.value(), options.seconds / 8));
+    const double part = std::min(options.seconds, options.reference_seconds) / 8;
+    Result<std::optional<NumericsProfile>> found = std::optional<NumericsProfile>();
+    const bool done =
+        limit.run([&] { found = find_profile(facts, observed, where.value(), profile_sample(facts, where.value(), part)); });
+    where->profiles_tried = done;
     if (!found.ok()) return found.status();
     if (found.value()) {
       const double in_f32 = least_factor(where->reference);

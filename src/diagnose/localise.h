@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "diagnose/laws.h"
+#include "diagnose/time_limit.h"
 #include "quire/diagnose.hpp"
 
 namespace quire::diagnose_detail {
@@ -31,14 +32,16 @@ struct Localisation {
   std::vector<Compared> rows;                 ///< tokens x heads
   std::vector<std::uint64_t> wrong_dim_bits;  ///< a bit per dim, in whole words, for each of `rows` in turn
   bool complete = false;                      ///< every row was compared
+  bool profiles_tried = true;                 ///< false: time ended the search for a profile
   bool wrong_dim(std::size_t compared_row, std::int64_t dim) const;
   std::vector<std::int64_t> wrong_tokens() const;
   bool any_wrong() const;
 };
 
-/// `seconds` bounds the time spent on the reference, as long as something wrong is found within it; an output that looks right
-/// everywhere is compared completely.
-Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options);
+/// `reference_seconds` bounds the time spent on the reference, as long as something wrong is found within it; an output that
+/// looks right everywhere is compared completely.
+Result<Localisation> localise(const Facts& facts, const Observed& observed, const DiagnoseOptions& options,
+                              const TimeLimit& limit = TimeLimit(-1));
 
 /// Compares these tokens, ascending, under a profile. Laws are left out.
 Result<Localisation> compare_tokens(const Facts& facts, const Observed& observed, std::vector<std::int64_t> tokens,

@@ -45,6 +45,7 @@ struct RankedCandidate {
   double share = 0;
   bool scoped = false;
   bool verified = false;  ///< `fit` covers all exhibits
+  bool tried = false;     ///< `fit` was measured
 
   Model model(const Facts& facts) const {
     Model m(facts);
@@ -76,16 +77,19 @@ struct RankedCandidate {
 
 class Contest {
  public:
-  Contest(const Scene& scene, const Evidence& evidence, const Pattern* scope)
-      : facts_(scene.facts), evidence_(evidence), scope_(scope) {
+  Contest(const Scene& scene, const Evidence& evidence, const Pattern* scope, const TimeLimit& limit)
+      : facts_(scene.facts), evidence_(evidence), scope_(scope), limit_(limit) {
     std::set<std::int64_t> rows;
     for (const Compared* cell : scene.wrong) rows.insert(cell->token);
     rows_ = rows.size();
   }
 
-  /// Runs all rounds. Afterwards the finalists stand first, best first.
-  void run(std::vector<RankedCandidate>& list) const {
+  /// Runs all rounds. Afterwards the finalists stand first, best first. Candidates that time left no room for are gone.
+  void run(std::vector<RankedCandidate>& list) {
     measure(list, Stage::screening);
+    for (const RankedCandidate& c : list)
+      if (!c.tried) not_tried_.insert(name_of(c));
+    std::erase_if(list, [](const RankedCandidate& c) { return !c.tried; });
     sort(list);
     std::size_t count = 0;
     while (count < std::min(kFinalists, list.size()) && (count < kMinFinalists || list[count].share >= kExplainsSomething))
@@ -95,14 +99,22 @@ class Contest {
     sort(finalists);
     // A share that more exhibits lower makes room for others, which few exhibits flatter as much.
     for (std::vector<RankedCandidate*> next = to_verify(finalists); !next.empty(); next = to_verify(finalists)) {
-      threads::for_each_index(next.size(), [&](std::size_t i) { measure(*next[i], Stage::verification); });
+      const bool done = limit_.run(
+          [&] { threads::for_each_index(next.size(), [&](std::size_t i) { measure(*next[i], Stage::verification); }); });
       sort(finalists);
+      if (done) continue;
+      for (const RankedCandidate* c : to_verify(finalists)) not_tried_.insert(name_of(*c));
+      break;
     }
   }
 
+  /// Names of what was not tried, or not to the end.
+  const std::set<std::string>& not_tried() const { return not_tried_; }
+
   bool is_certain(const RankedCandidate& c) const {
     const Fit& fit = c.fit;
-    if (!c.verified || fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClearBest || fit.explained < kExplainsAll)
+    if (!not_tried_.empty() || !c.verified || fit.wrong == 0 || fit.whole < fit.wrong || fit.clarity < kClearBest ||
+        fit.explained < kExplainsAll)
       return false;
     // Rows that one of two faults never writes hold what the other one cannot explain, whatever it is. A number that was fitted
     // to what another fault leaves, or to hardly a row, may describe that row and nothing else.
@@ -121,10 +133,21 @@ class Contest {
   void measure(RankedCandidate& c, Stage stage) const {
     c.fit = evidence_.fit(c.model(facts_), stage);
     c.verified = stage == Stage::verification;
+    c.tried = true;
     judge(c);
   }
-  void measure(std::span<RankedCandidate> list, Stage stage) const {
-    threads::for_each_index(list.size(), [&](std::size_t i) { measure(list[i], stage); });
+  /// From both ends of the list in turn: known faults come first in it, and proposals that were fitted to these cells last.
+  void measure(std::span<RankedCandidate> list, Stage stage) {
+    const bool done = limit_.run([&] {
+      threads::for_each_index(list.size(),
+                              [&](std::size_t i) { measure(list[i % 2 == 0 ? i / 2 : list.size() - 1 - i / 2], stage); });
+    });
+    if (!done && stage != Stage::screening)
+      for (const RankedCandidate& c : list) not_tried_.insert(name_of(c));
+  }
+  static std::string name_of(const RankedCandidate& c) {
+    const Proposal& p = *c.parts[0];
+    return c.parts.size() > 1 ? "combinations of two" : p.fault != nullptr ? p.fault->info.id : p.mechanism;
   }
   static void sort(std::span<RankedCandidate> list) {
     const auto bin = [](const RankedCandidate& c) { return std::llround(c.share / kSame); };
@@ -158,6 +181,8 @@ class Contest {
   const Facts& facts_;
   const Evidence& evidence_;
   const Pattern* scope_;
+  const TimeLimit& limit_;
+  std::set<std::string> not_tried_;
   std::size_t rows_ = 0;
 };
 
@@ -196,13 +221,23 @@ std::vector<RankedCandidate> combinations(const std::vector<RankedCandidate>& si
 }
 
 /// The faults of the catalogue as proposals, and those that cannot show here.
-void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list, std::vector<Hypothesis>& impossible) {
+void add_catalogue(const Scene& scene, const Evidence& evidence, const TimeLimit& limit, Proposals& list, Ranking& impossible) {
   const faults_detail::Clues seen{scene.facts, evidence.samples()};
   const std::vector<Fault>& faults = faults_detail::catalogue();
   std::vector<Suspects> suspects(faults.size());
-  threads::for_each_index(faults.size(), [&](std::size_t i) { suspects[i] = faults[i].suspects(seen); });
+  std::vector<char> done(faults.size());
+  limit.run([&] {
+    threads::for_each_index(faults.size(), [&](std::size_t i) {
+      suspects[i] = faults[i].suspects(seen);
+      done[i] = 1;
+    });
+  });
   for (std::size_t i = 0; i < faults.size(); ++i) {
     const FaultInfo& info = faults[i].info;
+    if (done[i] == 0) {
+      impossible.not_tried.push_back(info.id);
+      continue;
+    }
     const std::string mechanism = mechanism_of(info);
     for (const Suspect& s : suspects[i].list)
       list.push_back(
@@ -210,7 +245,7 @@ void add_catalogue(const Scene& scene, const Evidence& evidence, Proposals& list
     if (!suspects[i].list.empty()) continue;
     Hypothesis h;
     h.mechanism = mechanism, h.fault = info.id, h.text = info.text, h.why_not = suspects[i].why_not;
-    impossible.push_back(std::move(h));
+    impossible.hypotheses.push_back(std::move(h));
   }
 }
 
@@ -249,14 +284,15 @@ Scene make_scene(const Facts& facts, const Observed& observed, const Localisatio
   return scene;
 }
 
-std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope) {
+Ranking rank(const Scene& scene, const Evidence& evidence, const Pattern* scope, const TimeLimit& limit) {
   Proposals proposals;
-  std::vector<Hypothesis> impossible;
-  add_catalogue(scene, evidence, proposals, impossible);
-  Proposals more = propose_all(scene);
+  Ranking impossible;
+  constexpr double kProposing = 0.2;  // share of the time for each of the two; more leaves less for testing what was proposed
+  add_catalogue(scene, evidence, limit.part(kProposing), proposals, impossible);
+  Proposals more = propose_all(scene, limit.part(kProposing), impossible.not_tried);
   std::move(more.begin(), more.end(), std::back_inserter(proposals));
 
-  const Contest contest(scene, evidence, scope);
+  Contest contest(scene, evidence, scope, limit);
   std::vector<RankedCandidate> candidates;
   for (const Proposal& p : proposals) candidates.push_back({{&p}, {}, 0, false});
   contest.run(candidates);
@@ -277,8 +313,12 @@ std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const
       ranking.push_back(hypothesis(c, contest.is_certain(c)));
   std::stable_sort(ranking.begin(), ranking.end(),
                    [](const Hypothesis& a, const Hypothesis& b) { return a.certain > b.certain; });
-  std::move(impossible.begin(), impossible.end(), std::back_inserter(ranking));
-  return ranking;
+  std::move(impossible.hypotheses.begin(), impossible.hypotheses.end(), std::back_inserter(ranking));
+  std::set<std::string> not_tried = contest.not_tried();
+  not_tried.insert(impossible.not_tried.begin(), impossible.not_tried.end());
+  if (!not_tried.empty())
+    for (Hypothesis& h : ranking) h.certain = false;
+  return {std::move(ranking), {not_tried.begin(), not_tried.end()}};
 }
 
 }  // namespace quire::diagnose_detail

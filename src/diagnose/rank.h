@@ -24,9 +24,14 @@ struct Hypothesis {
   bool combined = false;
 };
 
-/// Returns hypotheses, best first; those that cannot show come last. Tries combinations of two, greedily, only if no single
-/// hypothesis is certain.
-std::vector<Hypothesis> rank(const Scene& scene, const Evidence& evidence, const Pattern* scope);
+struct Ranking {
+  std::vector<Hypothesis> hypotheses;  ///< best first; those that cannot show come last
+  std::vector<std::string>
+      not_tried;  ///< faults and mechanisms that time left no room for, each once; not empty: none is certain
+};
+
+/// Tries combinations of two, greedily, only if no single hypothesis is certain.
+Ranking rank(const Scene& scene, const Evidence& evidence, const Pattern* scope, const TimeLimit& limit);
 
 /// Opens a few wrong cells of the evidence, for mechanisms.
 Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence);

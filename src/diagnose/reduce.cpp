@@ -176,6 +176,7 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
 
 /// Does the part still show something wrong, and is its cause that of the whole?
 bool shows_the_same(const Case& part, const Diagnosis& whole) {
+  if (whole.stopped_after > 0) return true;  // no cause is known, and wrong rows stay wrong
   DiagnoseOptions options;
   options.seconds = kSecondsForCheck;
   const Result<Diagnosis> again = diagnose(part, options);

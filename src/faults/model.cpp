@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "faults/visible.h"
+#include "quire/interrupt.hpp"
 #include "semantics/dtype.h"
 #include "semantics/fp4.h"
 #include "semantics/index_tensor.h"
@@ -169,11 +170,15 @@ void add(double weight, const T* __restrict v, double* __restrict out, std::size
   for (; d < dims; ++d) out[d] += weight * static_cast<double>(v[d]);
 }
 
+/// Keys between two questions whether the call shall end: some microseconds of work.
+constexpr std::size_t kKeysPerQuestion = 64;
+
 /// The score of every key, in s.scores. NaN in a masked key's K stays out.
 void score_keys(const Model& m, const Row& row, Scratch& s) {
   const auto dims = static_cast<std::size_t>(m.dims);
   for (std::size_t d = 0; d < dims; ++d) s.query[d] = m.query(row, static_cast<std::int64_t>(d));
   for (const Key& key : s.keys) {
+    if (s.scores.size() % kKeysPerQuestion == 0) end_if_interrupted();
     if (key.weight == 0) {
       s.scores.push_back(kNegInf);
       continue;
@@ -230,6 +235,7 @@ RowResult evaluate_row(const Model& m, const RowHead& at, Scratch& s) {
   score_keys(m, row, s);
   result.lse = m.softmax(m, row, s.keys, s.scores, s.p);
   for (std::size_t i = 0; result.lse != kNegInf && i < s.keys.size(); ++i) {
+    if (i % kKeysPerQuestion == 0) end_if_interrupted();
     const Loaded v = load(m, row, Side::value, s.keys[i].position, s.at, std::span(s.vector).first(result.out.size()));
     if (v.stored != nullptr) {
       add(s.p[i] * v.scale, v.stored, result.out.data(), result.out.size());
@@ -330,6 +336,25 @@ std::int64_t Facts::num_visible(std::int64_t req, std::int64_t q_pos) const {
   }
   const std::int64_t last = std::min(last_key(q_pos, causal[at(req)]), seq_lens[at(req)] - 1);
   return std::max<std::int64_t>(0, last - first_key(q_pos) + 1);
+}
+
+std::vector<Span> Facts::reach(std::int64_t req) const {
+  const std::int64_t rows = query_len(req), first = first_position(req), num_keys = seq_lens[at(req)];
+  std::vector<Span> ranges, apart;
+  if (rows > 0 && !has_shapes) ranges.push_back({first_key(first), last_key(first + rows - 1, causal[at(req)]) + 1});
+  const Shapes shapes = shapes_of(*this);
+  for (std::int64_t i = 0; i < rows && has_shapes; ++i)
+    for (const Span& seen : ranges_of(*this, shapes, true_row(*this, query_start_loc[at(req)] + i, 0)))
+      ranges.push_back({seen.begin - key_begin[at(req)], seen.end - key_begin[at(req)]});
+  if (rows > 0) ranges.push_back({num_keys - tree_lens[at(req)], num_keys});
+  std::sort(ranges.begin(), ranges.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  for (const Span& range : ranges) {
+    const Span inside{std::max<std::int64_t>(range.begin, 0), std::min(range.end, num_keys)};
+    if (inside.begin >= inside.end) continue;
+    if (apart.empty() || apart.back().end < inside.begin) apart.push_back(inside);
+    apart.back().end = std::max(apart.back().end, inside.end);
+  }
+  return apart;
 }
 
 bool Facts::causal_at_end() const {

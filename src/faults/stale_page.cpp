@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "faults/families.h"
+#include "quire/interrupt.hpp"
 #include "text/formatted.h"
 
 namespace quire::faults_detail {
@@ -99,6 +100,7 @@ class Search {
   }
 
   Partial fold(std::int64_t page, std::int64_t from, std::int64_t to, std::int64_t column) {
+    end_if_interrupted();
     if (loaded_ != page) load(page);
     const auto dims = Facts::at(f_.v_head_dim);
     Partial p;
@@ -119,6 +121,7 @@ class Search {
     Partial full;
     std::vector<double> out(total_.out.size());
     for (const Column& column : columns_) {
+      end_if_interrupted();
       if (f_.page(row_.req, column.index) == page) continue;
       const bool whole = column.from == 0 && column.to == f_.page_size - 1 && !moves;
       Partial part;

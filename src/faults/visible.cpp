@@ -3,6 +3,7 @@
 #include "faults/visible.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace quire::faults_detail {
 namespace {
@@ -42,11 +43,34 @@ Shapes shapes_of(const Facts& facts) {
   return s;
 }
 
+std::vector<Span> ranges_of(const Facts& f, const Shapes& s, const Row& row) {
+  const std::int64_t q = row.q_pos + f.key_begin[Facts::at(row.req)];
+  const std::int64_t reach = row.causal ? 0 : std::min(f.options.window_right.value_or(kFar), kFar);
+  const std::int64_t first = f.key_begin[Facts::at(row.req)], end = first + row.seq_len;
+  const auto same_chunk = [&](std::int64_t inside, std::int64_t outside) {  // the position next to `outside`, in the row's chunk
+    const std::int64_t chunk = s.chunk_of(row, q), step = outside < inside ? 1 : -1;
+    for (std::int64_t apart = (inside - outside) * step; apart > 1; apart = (inside - outside) * step) {
+      const std::int64_t middle = outside + apart / 2 * step;
+      (s.chunk_of(row, middle) == chunk ? inside : outside) = middle;
+    }
+    return inside;
+  };
+  const std::int64_t low = std::max(q - s.window + 1, first), high = std::min(q + reach, end - 1);
+  std::vector<Span> ranges{{std::numeric_limits<std::int32_t>::min(), s.prefix(row)},
+                           {low <= q ? same_chunk(q, low - 1) : low, (high >= q ? same_chunk(q, high + 1) : high) + 1}};
+  if (const std::optional<Span> span = s.span_of(row, q)) ranges.push_back(*span);
+  std::sort(ranges.begin(), ranges.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  return ranges;
+}
+
 void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vector<Key>& keys) {
   const std::int64_t begin = facts.key_begin[Facts::at(row.req)];
   const std::int64_t tree_len = std::min(shapes.tree_len(row), row.seq_len), tree_begin = row.seq_len - tree_len;
-  for (std::int64_t k = 0; k < tree_begin && !(shapes.tree_alone && tree_len > 0); ++k)
-    if (is_seen(facts, shapes, row, row.q_pos + begin, k + begin)) keys.push_back({k, 1});
+  const std::int64_t q = row.q_pos + begin;
+  std::int64_t next = begin;
+  for (const Span& range : ranges_of(facts, shapes, row))
+    for (std::int64_t k = std::max(next, range.begin); k < std::min(range.end, tree_begin + begin); next = ++k)
+      if (!(shapes.tree_alone && tree_len > 0) && is_seen(facts, shapes, row, q, k)) keys.push_back({k - begin, 1});
   for (std::int64_t b = 0; b < tree_len; ++b)
     if (shapes.bit(row, b)) keys.push_back({tree_begin + b, 1});
 }

@@ -17,7 +17,7 @@ struct Shapes {
   bool spans_beyond_window = false;
   bool prefix_is_ordered = true;  ///< false: rows within the prefix see its later keys
   bool tree_alone = false;        ///< true: rows of a tree do not see the keys before it
-  std::function<std::int64_t(const Row&, std::int64_t position)> chunk_of;
+  std::function<std::int64_t(const Row&, std::int64_t position)> chunk_of;  ///< never falls from a position to the next
   std::function<std::int64_t(const Row&)> prefix;
   std::function<std::optional<Span>(const Row&, std::int64_t position)> span_of;
   std::function<std::int64_t(const Row&)> tree_len;
@@ -29,6 +29,10 @@ std::int64_t rounded_down(std::int64_t position, std::int64_t chunk);
 
 /// The truth.
 Shapes shapes_of(const Facts& facts);
+
+/// Positions of the sequence outside of which a row sees no key but a tree's, in rising order: the prefix, the span, and what
+/// lies around the row. They may overlap.
+std::vector<Span> ranges_of(const Facts& facts, const Shapes& shapes, const Row& row);
 
 /// Appends the keys that a row sees by `shapes`, counted from the request's first.
 void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vector<Key>& keys);

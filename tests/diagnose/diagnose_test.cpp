@@ -126,7 +126,7 @@ TEST(Diagnose, WritesJsonThatSaysTheSame) {
 TEST(Diagnose, ComparesAFewRowsWhenTimeIsShort) {
   Case c = right("q=f32 heads=4:2 d=32 page=16 reqs=200@300,150@20");
   for (std::int64_t dim = 0; dim < 32; ++dim) f32_at(c.observed, 123, 1, dim) = 7.25f;
-  const Diagnosis d = diagnosed(c, {.seconds = 1e-4});
+  const Diagnosis d = diagnosed(c, {.reference_seconds = 1e-4});
   EXPECT_FALSE(d.complete);
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{123});
   EXPECT_THAT(to_string(d), HasSubstr("laws cover all 350 rows"));
@@ -137,7 +137,7 @@ TEST(Diagnose, ComparesAFewRowsWhenTimeIsShort) {
 TEST(Diagnose, ComparesEverythingBeforeCallingItRight) {
   Case c = right("q=f32 heads=4:2 d=32 page=16 reqs=200@300,150@20");
   f32_at(c.observed, 123, 1, 5) += 0.001f;
-  const Diagnosis d = diagnosed(c, {.seconds = 1e-4});
+  const Diagnosis d = diagnosed(c, {.reference_seconds = 1e-4});
   EXPECT_TRUE(d.complete);
   EXPECT_EQ(d.wrong_tokens, std::vector<std::int64_t>{123});
 }

@@ -56,7 +56,7 @@ TEST(NotesBatch, IsDiagnosedAsAnIndexTensorReadWithTheWrongWidth) {
   ASSERT_TRUE(status.ok()) << status.message();
   observe_output(c);
 
-  const Diagnosis d = diagnosed(c, {.seconds = 0.5});
+  const Diagnosis d = diagnosed(c, {.reference_seconds = 0.5});
   ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
   EXPECT_EQ(d.suspicions[0].fault, "query_start_loc_as_int32_in_decode");
   EXPECT_EQ(d.suspicions[0].explained, 1);

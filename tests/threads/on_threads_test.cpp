@@ -19,6 +19,7 @@
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/faults.hpp"
+#include "quire/interrupt.hpp"
 #include "quire/verify.hpp"
 #include "support/no_more_threads.h"
 
@@ -122,6 +123,52 @@ TEST(WithoutThreads, ReferenceDiagnoseAndVerifyGiveTheSameAnswer) {
   }
   const test::FewThreads limit(1);
   EXPECT_EQ(answers(), with_threads);
+}
+
+bool is_set(void* flag) { return static_cast<std::atomic<bool>*>(flag)->load(); }
+
+/// Steps of a loop without end, on some threads, until `end` is set after 50 ms by somebody else.
+void run_until_ended(std::size_t num_threads) {
+  std::atomic<bool> end{false};
+  std::atomic<int> begun{0};
+  std::jthread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    end = true;
+  });
+  const InterruptScope scope(&is_set, &end);
+  const auto step = [&](std::size_t) {
+    ++begun;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_THROW(threads::for_each_index(std::size_t{1} << 40, num_threads, step), Interrupted);
+  EXPECT_GT(begun, 0);
+}
+
+TEST(Interrupt, EndsALoopOnAnyNumberOfThreads) {
+  for (const std::size_t num_threads : {1, 2, 5}) run_until_ended(num_threads);
+  std::atomic<int> steps{0};
+  threads::for_each_index(100, 3, [&](std::size_t) { ++steps; });
+  EXPECT_EQ(steps, 100) << "no scope is left";
+}
+
+TEST(Interrupt, OfTheCallingThreadIsAskedWhileItWaitsForOthers) {
+  std::atomic<bool> end{true};
+  const auto caller = std::this_thread::get_id();
+  const InterruptScope scope(&is_set, &end);
+  EXPECT_THROW(threads::on_threads(2,
+                                   [&] {
+                                     if (std::this_thread::get_id() == caller) return;  // the other one works on
+                                     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) end_if_interrupted();
+                                   }),
+               Interrupted);
+}
+
+TEST(Interrupt, OfAnOuterScopeEndsTheInnerOne) {
+  std::atomic<bool> outer_end{true}, inner_end{false};
+  const InterruptScope outer(&is_set, &outer_end);
+  InterruptScope inner(&is_set, &inner_end);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(inner.ended());
 }
 
 }  // namespace

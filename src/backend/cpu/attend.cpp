@@ -76,6 +76,7 @@ AttendArgs resolve(const Plan& plan, const Batch& batch, const KVCache& cache, c
   a.v_stride = plan_detail::padded_v_dim(plan);
   a.tile_kv = plan.tile_kv;
   a.split_keys = plan.split_keys;
+  a.interrupt = InterruptScope::current();
   a.direct_rows = plan.direct_rows;
   a.scratch = plan_detail::thread_scratch(plan);
   a.amx_scratch = plan_detail::amx_scratch(plan);

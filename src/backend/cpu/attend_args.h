@@ -8,6 +8,7 @@
 
 #include "plan/scratch.h"
 #include "plan/work.h"
+#include "quire/interrupt.hpp"
 #include "semantics/block_scale.h"
 #include "semantics/layout.h"
 #include "semantics/mask.h"
@@ -87,8 +88,9 @@ struct AttendArgs {
   float* lse = nullptr;  ///< by lse_token, lse_head, or null
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
-  float* partial_acc = nullptr;     ///< [num_partials][v_stride]
-  float* partial_states = nullptr;  ///< [num_partials][2]
+  float* partial_acc = nullptr;         ///< [num_partials][v_stride]
+  float* partial_states = nullptr;      ///< [num_partials][2]
+  InterruptScope* interrupt = nullptr;  ///< an item ends between two segments when this has ended; null = never
 };
 
 /// The pages of a request.

@@ -67,6 +67,7 @@ std::int64_t attend_item(const AttendArgs& args, const WorkItem& item, float* sc
   for (std::int64_t m = 0; m < v.num_rows; ++m) v.totals[m] = SoftmaxState{};
   const std::int64_t split = args.split_keys;
   for (std::int64_t at = item.key_begin; at < item.key_end;) {
+    if (args.interrupt != nullptr && args.interrupt->ended()) return 0;
     const std::int64_t next = (at / split + 1) * split;
     const std::int64_t stop = next < item.key_end ? next : item.key_end;
     absorb_segment<V>(v, at, stop);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/reference/lanes.h"
@@ -156,11 +157,16 @@ class Oracle {
     for (std::int64_t first = 0; first < count; first += kRowsAtOnce) {
       rows.resize(static_cast<std::size_t>(std::min(kRowsAtOnce, count - first)));
       for (std::size_t i = 0; i < rows.size(); ++i) start_row(task, keys, first + static_cast<std::int64_t>(i), rows[i]);
-      for (std::int64_t b = 0; b < blocks(keys.count); ++b)
+      for (std::int64_t b = 0; b < blocks(keys.count); ++b) {
+        end_if_interrupted();
         for (Row& row : rows) score_block(keys, b, row);
+      }
       for (Row& row : rows) weigh_row(row);
       for (std::int64_t b = 0; b < blocks(v_head_dim_); ++b)
-        for (const Row& row : rows) sum_values(keys, b, row);
+        for (const Row& row : rows) {
+          end_if_interrupted();
+          sum_values(keys, b, row);
+        }
     }
   }
 
@@ -210,14 +216,37 @@ class Oracle {
     return chunk == 0 ? 0 : (position >= 0 ? position : position - chunk + 1) / chunk;
   }
 
+  /// Positions [first, end) outside of which the row at q sees no key but a tree's, in rising order of `first`: the prefix, the
+  /// window within the chunk, the span. The length of the request has no part in it: it may be far more than anybody sees.
+  std::vector<std::pair<std::int64_t, std::int64_t>> ranges_of(std::int64_t r, std::int64_t q) const {
+    const std::int64_t later = causal(r) ? 0 : std::min(options_.window_right.value_or(kWidestWindow), kWidestWindow);
+    const std::int64_t window = std::min(options_.sliding_window.value_or(kWidestWindow), kWidestWindow);
+    std::pair<std::int64_t, std::int64_t> around{q - window + 1, q + later + 1};
+    if (const std::int64_t chunk = options_.attention_chunk.value_or(0); chunk > 0 && chunk < kWidestWindow) {
+      around.first = std::max(around.first, chunk_of(q) * chunk);
+      around.second = std::min(around.second, (chunk_of(q) + 1) * chunk);
+    }
+    const std::int64_t prefix = batch_.prefix_lens.present() ? index_at(batch_.prefix_lens, r) : options_.prefix_len.value_or(0);
+    std::vector<std::pair<std::int64_t, std::int64_t>> ranges{{std::numeric_limits<std::int32_t>::min(), prefix}, around};
+    const Tensor& t = batch_.spans;
+    for (std::int64_t i = 0; t.present() && i < t.shape[1]; ++i) {
+      const std::int64_t begin = index_at(t, r, i, 0), end = index_at(t, r, i, 1);
+      if (begin <= q && q < end) ranges.emplace_back(begin, end);
+    }
+    std::sort(ranges.begin(), ranges.end());
+    return ranges;
+  }
+
   /// Keys of request `r` that a row sees, counted from the request's first; asked of masks that have a shape.
   std::vector<std::int64_t> keys_of(std::int64_t r, std::int64_t token) const {
     const std::int64_t begin = batch_.key_begin.present() ? index_at(batch_.key_begin, r) : 0;
     const std::int64_t num_keys = index_at(batch_.seq_lens, r), q = position(r, token) + begin;
     const std::int64_t tree = batch_.tree_lens.present() ? index_at(batch_.tree_lens, r) : 0;
     std::vector<std::int64_t> keys;
-    for (std::int64_t k = 0; k < num_keys - tree; ++k)
-      if (is_visible(r, q, k + begin)) keys.push_back(k);
+    for (const auto& [first, end] : ranges_of(r, q))
+      for (std::int64_t k = std::max<std::int64_t>(first - begin, keys.empty() ? 0 : keys.back() + 1);
+           k < std::min(end - begin, num_keys - tree); ++k)
+        if (is_visible(r, q, k + begin)) keys.push_back(k);
     const auto* bits = static_cast<const std::uint8_t*>(batch_.tree_mask.data);
     for (std::int64_t b = 0; b < tree; ++b)
       if (bits[token * batch_.tree_mask.stride[0] + b / 8 * batch_.tree_mask.stride[1]] >> (b % 8) & 1)
@@ -304,8 +333,10 @@ class Oracle {
     const std::int64_t stored = of_first.has_holes
                                     ? std::lower_bound(out.listed.begin(), out.listed.end(), cached) - out.listed.begin()
                                     : std::clamp<std::int64_t>(cached - out.first, 0, out.count);
-    for (std::int64_t first = 0; first < stored; first += kLanes)
+    for (std::int64_t first = 0; first < stored; first += kLanes) {
+      end_if_interrupted();
       decode_cached(task, first, std::min(kLanes, stored - first), out);
+    }
     for (std::int64_t i = stored; i < out.count; ++i) decode_new(task, out.position(i), i, out);
   }
 
@@ -563,7 +594,8 @@ class Oracle {
   std::vector<std::int64_t> k_dim_offset_, v_dim_offset_;
 };
 
-/// Runs all tasks. Every task writes rows of its own, so the result does not depend on the thread of a task.
+/// Runs all tasks. Every task writes rows of its own, so the result does not depend on the thread of a task. A task asks by
+/// itself whether the call shall end.
 void run_all(const Oracle& oracle, const std::vector<Task>& tasks, std::size_t num_threads) {
   std::atomic<std::size_t> next{0};
   threads::on_threads(std::min(num_threads, tasks.size()), [&] {

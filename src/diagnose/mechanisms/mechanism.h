@@ -69,8 +69,8 @@ void propose_mask(const Scene& scene, Proposals& list);
 void propose_split(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 
-/// Returns the proposals of every mechanism.
-Proposals propose_all(const Scene& scene);
+/// Returns the proposals of every mechanism; mechanisms that time left no room for go to `not_tried`.
+Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<std::string>& not_tried);
 
 /// The mechanism that a fault of the catalogue is an instance of.
 std::string mechanism_of(const FaultInfo& fault);

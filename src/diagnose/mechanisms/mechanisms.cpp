@@ -72,20 +72,47 @@ std::string mechanism_of(const FaultInfo& fault) {
   return of_family.empty() ? "other" : std::string(of_family);
 }
 
-Proposals propose_all(const Scene& scene) {
+Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<std::string>& not_tried) {
   // Mechanisms model causal rows at the end of their keys. Only the catalogue models other rows.
   if (scene.facts.has_masks) return {};
   // Mechanisms assume that rows of K and V have one length.
   if (!scene.facts.has_equal_dims()) return {};
-  constexpr std::array kAll = {propose_factor,       propose_normalisation, propose_sink,       propose_score_value,
-                               propose_key_range,    propose_key_group,     propose_output_row, propose_query_row,
-                               propose_kv_head,      propose_table_row,     propose_page,       propose_page_contents,
-                               propose_positions,    propose_rope,          propose_dims,       propose_rounding,
-                               propose_element_type, propose_layout,        propose_mask,       propose_split,
-                               propose_lse};
+  struct Named {
+    const char* name;
+    void (*propose)(const Scene& scene, Proposals& list);
+  };
+  static constexpr Named kAll[] = {{"factor", propose_factor},
+                                   {"normalisation", propose_normalisation},
+                                   {"sink", propose_sink},
+                                   {"score_value", propose_score_value},
+                                   {"key_range", propose_key_range},
+                                   {"key_group", propose_key_group},
+                                   {"output_row", propose_output_row},
+                                   {"query_row", propose_query_row},
+                                   {"kv_head", propose_kv_head},
+                                   {"table_row", propose_table_row},
+                                   {"page", propose_page},
+                                   {"page_contents", propose_page_contents},
+                                   {"positions", propose_positions},
+                                   {"rope", propose_rope},
+                                   {"dims", propose_dims},
+                                   {"rounding", propose_rounding},
+                                   {"element_type", propose_element_type},
+                                   {"layout", propose_layout},
+                                   {"mask", propose_mask},
+                                   {"split", propose_split},
+                                   {"lse", propose_lse}};
   // The order of the proposals decides between equals, whichever thread is first.
-  std::array<Proposals, kAll.size()> lists;
-  threads::for_each_index(kAll.size(), [&](std::size_t i) { kAll[i](scene, lists[i]); });
+  std::array<Proposals, std::size(kAll)> lists;
+  std::array<bool, std::size(kAll)> done{};
+  limit.run([&] {
+    threads::for_each_index(std::size(kAll), [&](std::size_t i) {
+      kAll[i].propose(scene, lists[i]);
+      done[i] = true;
+    });
+  });
+  for (std::size_t i = 0; i < std::size(kAll); ++i)
+    if (!done[i]) not_tried.emplace_back(kAll[i].name);
   Proposals all;
   for (Proposals& list : lists) std::move(list.begin(), list.end(), std::back_inserter(all));
   return all;

@@ -127,6 +127,7 @@ Json json_of(const Diagnosis& d) {
   Writer keys;
   keys("quire_diagnose", 2, "version", QUIRE_VERSION, "problem", d.problem, "verdict", d.verdict, "profile", profile_json(d));
   keys("complete", d.complete, "compared_rows", d.compared_rows, "pattern", d.patterns, "observations", d.observations);
+  if (d.stopped_after > 0) keys("stopped_after", d.stopped_after, "not_tried", d.not_tried);
   keys("answers", answers_json(d), "laws", d.laws, "wrong", wrong_json(d), "suspicions", d.suspicions);
   keys("pictures", pictures_json(d.pictures.get()));
   return keys.json();

@@ -146,6 +146,16 @@ void add_coverage(const Diagnosis& d, Lines& lines) {
                              d.num_tokens, d.compared_rows));
 }
 
+/// What a search that time ended has left out.
+void add_stopped(const Diagnosis& d, Lines& lines) {
+  if (d.stopped_after <= 0) return;
+  constexpr std::size_t kNamed = 4;
+  const auto named = std::span(d.not_tried).first(std::min(kNamed, d.not_tried.size()));
+  lines.add("stopped", formatted("after {:.3g} s; not tried: {}{} (--seconds gives more time, --full all; --json names them)",
+                                 d.stopped_after, fmt::join(named, ", "),
+                                 d.not_tried.size() > kNamed ? formatted(" and {} more", d.not_tried.size() - kNamed) : ""));
+}
+
 /// "right", or "right for a kernel that rounds its softmax weights to bf16 (worst 0.63 of the tolerance)".
 std::string diagnosis_verdict_text(const Diagnosis& d) {
   if (d.verdict != DiagnosisVerdict::right || d.profile.plain()) return std::string(name(d.verdict));
@@ -192,6 +202,7 @@ std::string to_string(const Diagnosis& d) {
   if (known && !d.wrong_padding.empty()) lines.add("fact", d.wrong_padding);
   if (!known)
     for (const std::string& fact : d.observations) lines.add("fact", fact);
+  add_stopped(d, lines);
   for (const DiagnosisPart& part : d.parts) {
     const auto own = std::span<const Suspicion>(d.suspicions).subspan(part.first, part.count);
     add_cause(part, own, d.parts.size() > 1, lines);

@@ -406,6 +406,7 @@ std::int64_t attend_amx_item(const AttendArgs& args, const WorkItem& item, float
   for (std::int64_t i = 0; i < v.num_rows * v.dims; ++i) v.total[i] = 0.0f;
   for (std::int64_t m = 0; m < v.num_rows; ++m) v.totals[m] = SoftmaxState{};
   for (std::int64_t at = item.key_begin; at < item.key_end;) {
+    if (args.interrupt != nullptr && args.interrupt->ended()) return 0;
     const std::int64_t next = (at / args.split_keys + 1) * args.split_keys;
     const std::int64_t stop = next < item.key_end ? next : item.key_end;
     absorb_amx_segment<T>(v, at, stop, item.key_end);

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one clock of a diagnosis. Parts of the search run under it, and those that it cuts short are named in the report.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+
+#include "quire/interrupt.hpp"
+
+namespace quire::diagnose_detail {
+
+class TimeLimit {
+ public:
+  /// `seconds`: without end if negative.
+  explicit TimeLimit(double seconds) : seconds_(seconds), cpu_(cpu_seconds()) {}
+
+  /// What is left of the time, but half of it at least: localising the wrong cells takes what it takes.
+  TimeLimit rest() const {
+    constexpr double kLeast = 0.5;
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
+    TimeLimit left(seconds_ < 0 ? -1 : std::max(seconds_ - wall.count(), kLeast * seconds_));
+    left.named_ = seconds_;
+    return left;
+  }
+  /// A share of the time, from now on.
+  TimeLimit part(double share) const { return TimeLimit(seconds_ < 0 ? -1 : share * seconds_); }
+  /// The time that the caller gave.
+  double named() const { return named_; }
+  /// Time is up when the clock says so, and the process had the CPU for most of it: a busy machine gives the same report later.
+  bool is_up() const {
+    // CPU seconds for each second. More lets a search on one thread take longer than its time, less ends a search that waits for
+    // a busy machine.
+    constexpr double kWorked = 1;
+    if (seconds_ < 0) return false;
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
+    return wall.count() >= seconds_ && cpu_seconds() - cpu_ >= kWorked * seconds_;
+  }
+  /// Runs a part of the search. False if time was up before it or within it. What the caller's own scope ends goes on to the
+  /// caller.
+  template <typename Work>
+  bool run(Work&& work) const {
+    if (is_up()) return false;
+    InterruptScope* const outer = InterruptScope::current();
+    const InterruptScope scope([](void* limit) { return static_cast<const TimeLimit*>(limit)->is_up(); },
+                               const_cast<TimeLimit*>(this));
+    try {
+      work();
+      return true;
+    } catch (const Interrupted&) {
+      if (outer != nullptr && outer->ended()) throw;
+      return false;
+    }
+  }
+
+ private:
+  static double cpu_seconds() {
+    std::timespec t{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  }
+
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double seconds_, cpu_, named_ = seconds_;
+};
+
+}  // namespace quire::diagnose_detail
