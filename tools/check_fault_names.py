@@ -25,6 +25,7 @@ NOT_IN_CATALOGUE = {
     "a mistake of the caller or a broken promise: bytes, bits and calls, which no model of one output can express":
         "lse_unwritten adds_to_output output_taken_for_contiguous writes_past_end writes_padding_rows "
         "changes_the_cache validates_unused_entries reads_left_of_window leaks_finite_tail noise threads_change_bits "
+        "reads_k_by_strides_of_v "
         "batch_changes_bits chunk_changes_bits chunk_of_16_changes_bits chunk_of_64_changes_bits chunk_of_512_changes_bits "
         "padding_rows_left rows_miscounted row_padding_written",
     "last_row_not_written of the catalogue, as a mistake of the caller: the check that must notice it is named": "last_row_unwritten",

@@ -65,10 +65,12 @@ std::string judged(const Case& c, Outputs& made) {
 constexpr const char* kReqs = "page=8 reqs=1@0,7@30,20@0,1@61,3@2 seed=3";
 
 TEST(AttendSharded, EqualsFp64WithTheSameBitsOnEveryRank) {
-  for (const std::string options : {"", " window=9", " cap=5", " sinks=1", " window=3 sinks=1 cap=4", " window=1099511627776"})
+  for (const std::string options : {"", " window=9", " cap=5", " sinks=1", " window=3 sinks=1 cap=4", " window=2147483647"})
     for (const bool contiguous : {false, true})
       for (const auto& [world, length] : {std::pair{1, 4}, {2, 1}, {3, 8}, {4, 24}}) {
-        const Case c = case_of("q=bf16 heads=4:2 d=32 " + std::string(kReqs) + options);
+        Case c = case_of("q=bf16 heads=4:2 d=32 " + std::string(kReqs) + options);
+        // A problem line has windows of 31 bits, a call has longer ones.
+        if (c.options.sliding_window == 2147483647) c.options.sliding_window = std::int64_t{1} << 40;
         Outputs made = run(c, world, contiguous ? 20 : length, contiguous, {});
         ASSERT_EQ(judged(c, made), "") << options << (contiguous ? " contiguous " : " interleaved ") << world;
       }

@@ -75,7 +75,8 @@ TEST_P(SimtPlan, CapacitiesAndArgumentsSuffice) {
     const ProblemLine line = hazard_line(type_combinations()[turn % type_combinations().size()], shape, turn);
     const bool invariant = turn++ % 2 == 0;
     const std::vector<std::string> findings = judge(line, [&](const Case& c, int num_threads, std::int64_t& rows) {
-      return attend_as_planned(c, {.batch_invariant = invariant, .num_threads = 1}, num_threads > 1 ? 4 : 2, rows);
+      return attend_as_planned(c, {.kernel = "cuda_generic", .batch_invariant = invariant, .num_threads = 1},
+                               num_threads > 1 ? 4 : 2, rows);
     });
     EXPECT_TRUE(findings.empty()) << report(line, findings);
   }
