@@ -199,7 +199,7 @@ LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 152, "prefill B?[Ff]16 masks (
                # ones meet.
                "prefill B?[Ff]16 packed (128|256)": 160, "prefill B?[Ff]16 packed codes (128|256)": 208,
                "prefill B?[Ff]16 packed (codes )?64": 96, "prefill B?[Ff]16 codes (64|128|256)": 96,
-               "prefill B?[Ff]16 tall 64": 88, "prefill B?[Ff]16 (64|128|256)": 80,  # the producers', of 32 registers a thread
+               "prefill B?[Ff]16 tall 64": 88, "prefill B?[Ff]16 (64|128|256|512|192 128)": 80,  # the producers', of 32 registers a thread
                # The producers', of 40 registers a thread, where they copy key by key.
                "mla B?[Ff]16": 16}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.
