@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "quire/capture.hpp"
+#include "semantics/dtype.h"
 
 namespace quire::test {
 
@@ -110,12 +111,13 @@ inline PageCase drawn_page_case(std::mt19937_64& random, std::int64_t largest) {
   return c;
 }
 
-/// A batch of the request that owns its memory. The table has `columns` columns.
+/// A batch of the request that owns its memory. The table has `columns` columns; rows and cache are of one type.
 class PageBatch {
  public:
   static constexpr std::int64_t kHeads = 2, kDim = 8, kRequest = 1;
 
-  PageBatch(const PageCase& c, std::int64_t columns, std::mt19937_64& random) : of_(c), columns_(columns) {
+  PageBatch(const PageCase& c, std::int64_t columns, std::mt19937_64& random, DType type = DType::f32)
+      : of_(c), columns_(columns), type_(type) {
     fill_lengths();
     fill_masks();
     fill_table(random);
@@ -148,11 +150,14 @@ class PageBatch {
   Tensor indices(const std::vector<std::int64_t>& values) {
     return tensor(DType::i64, values, {static_cast<std::int64_t>(values.size())});
   }
-  Tensor floats(std::initializer_list<std::int64_t> shape) {
-    std::int64_t count = 1;
-    for (const std::int64_t n : shape) count *= n;
-    return tensor(DType::f32, std::vector<float>(static_cast<std::size_t>(count), std::numeric_limits<float>::quiet_NaN()),
-                  shape);
+  /// Elements that are all NaN.
+  Tensor elements(DType dtype, std::initializer_list<std::int64_t> shape) {
+    std::int64_t bytes = itemsize(dtype);
+    for (const std::int64_t n : shape) bytes *= n;
+    Tensor t = tensor(dtype, std::vector<std::uint8_t>(static_cast<std::size_t>(bytes)), shape);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i)
+      semantics::store(t.data, dtype, i, std::numeric_limits<float>::quiet_NaN());
+    return t;
   }
 
   void fill_lengths() {
@@ -193,8 +198,8 @@ class PageBatch {
       if (of_.needs(column)) pages.push_back(static_cast<std::int64_t>(pages.size()));
     std::shuffle(pages.begin(), pages.end(), random);
     const auto count = static_cast<std::int64_t>(pages.size());
-    c_.cache.k = floats({count, of_.page_size, 1, kDim});
-    c_.cache.v = floats({count, of_.page_size, 1, kDim});
+    c_.cache.k = elements(type_, {count, of_.page_size, 1, kDim});
+    c_.cache.v = elements(type_, {count, of_.page_size, 1, kDim});
     c_.batch.block_table =
         tensor(DType::i64, std::vector<std::int64_t>(static_cast<std::size_t>(2 * columns_), -1), {2, columns_});
     for (std::int64_t column = 0; column < columns_; ++column) {
@@ -208,14 +213,14 @@ class PageBatch {
     Batch& b = c_.batch;
     std::normal_distribution<float> normal;
     const auto fill = [&](const Tensor& t, std::int64_t row) {
-      std::generate_n(static_cast<float*>(t.data) + row * t.stride[t.rank - 3], t.stride[t.rank - 3],
-                      [&] { return normal(random); });
+      const std::int64_t size = t.stride[t.rank - 3];
+      for (std::int64_t i = row * size; i < (row + 1) * size; ++i) semantics::store(t.data, t.dtype, i, normal(random));
     };
-    b.query = floats({of_.rows, kHeads, kDim});
-    b.output = floats({of_.rows, kHeads, kDim});
-    b.lse = floats({of_.rows, kHeads});
+    b.query = elements(type_, {of_.rows, kHeads, kDim});
+    b.output = elements(type_, {of_.rows, kHeads, kDim});
+    b.lse = elements(DType::f32, {of_.rows, kHeads});
     for (std::int64_t row = 0; row < of_.rows; ++row) fill(b.query, row);
-    if (of_.cached < of_.num_keys) b.key = floats({of_.rows, 1, kDim}), b.value = floats({of_.rows, 1, kDim});
+    if (of_.cached < of_.num_keys) b.key = elements(type_, {of_.rows, 1, kDim}), b.value = elements(type_, {of_.rows, 1, kDim});
     for (std::int64_t key = 0; key < of_.num_keys; ++key) {
       if (key >= of_.cached) {
         for (const Tensor* t : {&b.key, &b.value}) fill(*t, of_.rows - of_.num_keys + key);
@@ -228,6 +233,7 @@ class PageBatch {
 
   PageCase of_;
   std::int64_t columns_;
+  DType type_;
   Case c_;
 };
 
