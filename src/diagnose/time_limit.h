@@ -18,24 +18,17 @@ class TimeLimit {
   /// What is left of the time, but half of it at least: localising the wrong cells takes what it takes.
   TimeLimit rest() const {
     constexpr double kLeast = 0.5;
-    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
-    TimeLimit left(seconds_ < 0 ? -1 : std::max(seconds_ - wall.count(), kLeast * seconds_));
+    TimeLimit left(seconds_ < 0 ? -1 : std::max(seconds_ - spent(), kLeast * seconds_));
     left.named_ = seconds_;
     return left;
   }
-  /// A share of the time, from now on.
-  TimeLimit part(double share) const { return TimeLimit(seconds_ < 0 ? -1 : share * seconds_); }
+  /// A share of the time, from now on, but no more than what is left.
+  TimeLimit part(double share) const {
+    return TimeLimit(seconds_ < 0 ? -1 : std::clamp(seconds_ - spent(), 0.0, share * seconds_));
+  }
   /// The time that the caller gave.
   double named() const { return named_; }
-  /// Time is up when the clock says so, and the process had the CPU for most of it: a busy machine gives the same report later.
-  bool is_up() const {
-    // CPU seconds for each second. More lets a search on one thread take longer than its time, less ends a search that waits for
-    // a busy machine.
-    constexpr double kWorked = 1;
-    if (seconds_ < 0) return false;
-    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
-    return wall.count() >= seconds_ && cpu_seconds() - cpu_ >= kWorked * seconds_;
-  }
+  bool is_up() const { return seconds_ >= 0 && spent() >= seconds_; }
   /// Runs a part of the search. False if time was up before it or within it. What the caller's own scope ends goes on to the
   /// caller.
   template <typename Work>
@@ -54,6 +47,12 @@ class TimeLimit {
   }
 
  private:
+  /// Seconds of the clock, but no more than the CPU seconds of the process: a search that waits for a busy machine gives the same
+  /// report, later.
+  double spent() const {
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
+    return std::min(wall.count(), cpu_seconds() - cpu_);
+  }
   static double cpu_seconds() {
     std::timespec t{};
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
