@@ -20,7 +20,7 @@ using faults_detail::Facts;
 
 constexpr std::size_t kWrongRequests = 3;
 constexpr std::size_t kRightRequests = 1;
-constexpr double kSecondsForCheck = 0.1;      // DiagnoseOptions::seconds of the diagnosis that checks a reduced case
+constexpr double kSecondsForCheck = 0.1;      // of comparing a reduced case with the reference: more compares more rows
 constexpr std::int64_t kNoPage = 2147480000;  // page id in table entries that no kernel may read
 
 /// Slices of `t` along its first dimension, contiguous, in memory of `out`.
@@ -176,9 +176,9 @@ std::vector<std::int64_t> worth_keeping(const Facts& f, const std::vector<std::i
 
 /// Does the part still show something wrong, and is its cause that of the whole?
 bool shows_the_same(const Case& part, const Diagnosis& whole) {
-  if (whole.stopped_after > 0) return true;  // no cause is known, and wrong rows stay wrong
   DiagnoseOptions options;
-  options.seconds = kSecondsForCheck;
+  options.reference_seconds = kSecondsForCheck;
+  if (whole.verdict != DiagnosisVerdict::cause_found) options.seconds = kSecondsForCheck;  // no cause is asked for
   const Result<Diagnosis> again = diagnose(part, options);
   if (!again.ok() || again->verdict == DiagnosisVerdict::right) return false;
   if (whole.verdict != DiagnosisVerdict::cause_found) return true;

@@ -74,6 +74,19 @@ TEST(ReduceCase, KeepsPagesLeftOfTheWindow) {
   EXPECT_EQ(diagnosed(reduced.value()).suspicions[0].fault, d.suspicions[0].fault);
 }
 
+/// The search for the cause of the part takes longer than its comparison with the reference may.
+TEST(ReduceCase, KeepsThreeWrongRequestsHoweverLongTheSearchTakes) {
+  const Case c = with_fault("q=f32 heads=8:2 d=64 page=16 reqs=3@700,2@900,2@500,2@800,1@600,4@500 seed=3", "kv_head_modulo");
+  const Diagnosis found = diagnosed(c, {.full = true}), ended = diagnosed(c, {.seconds = 0.01});
+  ASSERT_EQ(found.verdict, DiagnosisVerdict::cause_found) << to_string(found);
+  ASSERT_GT(ended.stopped_after, 0) << to_string(ended);
+  for (const Diagnosis& d : {found, ended}) {
+    const Result<Case> reduced = reduce_case(c, d);
+    ASSERT_TRUE(reduced.ok()) << reduced.status().message();
+    EXPECT_EQ(reduced->batch.seq_lens.shape[0], 3) << to_string(d);
+  }
+}
+
 /// A request without rows may claim any length.
 TEST(ReduceCase, TakesNoLengthAtItsWord) {
   Case c = right("q=f32 heads=4:2 d=16 page=1 index=i64 reqs=3@70,0@5,2@40,1@90 seed=9");
