@@ -268,21 +268,21 @@ struct Diagnosis {
   std::int64_t compared_rows = 0;          ///< rows that were compared with the reference
   bool complete = false;                   ///< every element was compared with the reference
   double stopped_after = 0;                ///< seconds after which the search ended before it was done; 0: it was done
-  std::vector<std::string> not_tried;  ///< faults and mechanisms that a search which ended early has not tried, or not to the end
-  NumericsProfile profile;             ///< rounding that the tolerance allowed; not plain: given, or found in the data
-  bool profile_found = false;          ///< the profile was found in the data, not given
-  double worst_right = 0;              ///< largest |error| / tolerance of the rows that are right
-  double least_factor = 0;             ///< smallest relative error that shows if all outputs have it; infinite if all are 0
-  double least_factor_in_f32 = 0;      ///< least_factor without the profile, if the profile was found
-  std::string problem;                 ///< the problem line
-  std::vector<Finding> findings;       ///< findings of check() for a broken batch; no other member is set then
+  std::vector<std::string> not_tried;      ///< faults, mechanisms, "numerics profiles": not tried, or not to the end, by then
+  NumericsProfile profile;                 ///< rounding that the tolerance allowed; not plain: given, or found in the data
+  bool profile_found = false;              ///< the profile was found in the data, not given
+  double worst_right = 0;                  ///< largest |error| / tolerance of the rows that are right
+  double least_factor = 0;                 ///< smallest relative error that shows if all outputs have it; infinite if all are 0
+  double least_factor_in_f32 = 0;          ///< least_factor without the profile, if the profile was found
+  std::string problem;                     ///< the problem line
+  std::vector<Finding> findings;           ///< findings of check() for a broken batch; no other member is set then
   std::shared_ptr<const report::Pictures> pictures;  ///< error maps and page map; null for a broken batch
 };
 
 /// Finds the cause of a wrong output. The steps: localise the wrong cells, apply laws that need no oracle, describe the wrong
 /// cells by a rule, invert a few of them, test mechanisms and every fault of the catalogue with and without that rule as a scope,
-/// and refute the rest with numbers. A search that time ends names what it has not tried, and is never sure of a cause. An
-/// InterruptScope ends the call; nothing is written. The case must have an `observed` output (invalid_argument).
+/// and refute the rest with numbers. A search that time ends names what it has not tried; it is never sure of a cause while a
+/// fault or a mechanism is among that. The case must have an `observed` output (invalid_argument).
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options = {});
 
 /// Returns the smallest part of a case that still shows the same cause: fewer requests, and only the pages that these requests

@@ -7,8 +7,8 @@
 
 namespace quire {
 
-/// Thrown out of a call that ended early. What the call writes (output, lse, cache) is then partly written, and none of it
-/// counts.
+/// Thrown out of a call that ended early: the one exception of calls that return a Status or a Result. No call throws it without
+/// a scope. What the call writes (output, lse, cache) is then partly written, and none of it counts.
 struct Interrupted {};
 
 /// While it lives, calls from this thread ask `wanted` whether to end: on this thread alone, between pieces of work, about every

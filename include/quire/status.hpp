@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failure reports of all Quire calls. No call throws; only value() of a Result without a value aborts.
+// Failure reports of all Quire calls. No call throws, but Interrupted where an InterruptScope ended it (interrupt.hpp); only
+// value() of a Result without a value aborts.
 #pragma once
 
 #include <cstdint>
