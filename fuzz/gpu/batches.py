@@ -208,8 +208,8 @@ def make_options(random: np.random.Generator, masks: bool, without: frozenset[st
     return drawn
 
 
-def make_given(random: np.random.Generator, family: str, masks: bool, without: frozenset[str]) -> dict[str, Any]:
-    """Which optional fields the call has, and their forms."""
+def make_given(random: np.random.Generator, query: str, masks: bool, without: frozenset[str]) -> dict[str, Any]:
+    """Which optional fields the call has, and their forms. `query`: its type."""
     given: dict[str, Any] = {
         name: chance(random, rate) and (masks or name not in ("spans", "tree", "q_begin", "key_begin", "causal"))
         for name, rate in {"spans": 0.25, "tree": 0.3, "q_begin": 0.25, "key_begin": 0.2, "causal": 0.25, "fresh": 0.35, "alibi": 0.2,
@@ -221,12 +221,12 @@ def make_given(random: np.random.Generator, family: str, masks: bool, without: f
     given["views"] = pick(random, [0, 0, 1, 2])
     given["i64"] = int(random.integers(0, 1 << 10)) if chance(random, 0.5) else 0  # a bit for each index tensor
     given["narrow"] = chance(random, 0.5)
-    given["q_scale"] = pick(random, ["none", "scalar", "one", "head"]) if family == "fp8_query" else "none"
+    given["q_scale"] = pick(random, ["none", "scalar", "one", "head"]) if query == "fp8_e4m3fn" else "none"
     for name in without & set(given):
         given[name] = "none" if name == "q_scale" else 0 if name in ("views", "i64") else None
     if given["padding"] is None:
         given["padding_rows"] = 0
-    given["fresh"] = given["fresh"] and family != "fp8_query"
+    given["fresh"] = given["fresh"] and query != "fp8_e4m3fn"  # Q-M26: new rows have the query's type
     return given
 
 
@@ -456,7 +456,7 @@ def make(seed: int, without: frozenset[str] = frozenset(), family: str | None = 
     masks = family == "masked" or chance(stages[0], {"any": 0.75, "latent": 0.2, "tuned": 0.15, "fp8_query": 0.1}.get(family, 1))
     sides = sides or make_sides(stages[1], family, without)
     rows, keys = request_lens(stages[2], family)
-    options, given = make_options(stages[3], masks, without), make_given(stages[4], family, masks, without)
+    options, given = make_options(stages[3], masks, without), make_given(stages[4], sides.q, masks, without)
     options["causal"] = options["causal"] or bool(given["causal"])
     if given["prefix"]:
         options["prefix_len"] = None
