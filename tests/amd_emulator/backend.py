@@ -11,15 +11,13 @@ TINYGRAD as run.py does; without it nothing is executed and the exit status is 7
 import argparse
 import collections
 import ctypes
+import functools
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
-from toolchain import TARGETS, missing
-
-SKIPPED = 77
+from toolchain import TARGETS, emulate
 
 
 class LoadedObjects:
@@ -80,12 +78,7 @@ def main() -> int:
     parser.add_argument("--target", required=True, choices=TARGETS)
     parser.add_argument("--every", type=int, default=1)
     args = parser.parse_args()
-    if reason := missing():
-        print(f"skipped: {reason}")
-        return SKIPPED
-    os.environ.setdefault("CACHEDB", str(Path(args.library).resolve().parent / "amd_emulator_cache.db"))
-    with tempfile.TemporaryDirectory() as folder:
-        return judge(args, Path(folder))
+    return emulate(args.library, functools.partial(judge, args))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ the exit status is 77. Prints a row for each line, and writes all rows to FILE.
 """
 import argparse
 import collections
+import ctypes
+import functools
 import json
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
-from toolchain import TARGETS, compiler_version, missing
+from toolchain import TARGETS, compiler_version, emulate
 
-SKIPPED = 77
 SHORT, LONG, KEYS = 256, 512, 32  # tokens of context; keys that counts are of
 KINDS = {"LDS reads": r"ds_(read|load)", "LDS writes": r"ds_(write|store)", "loads from memory": r"global_load",
          "matrix products": r"v_(mfma|wmma)"}
@@ -54,35 +54,32 @@ def per_keys(session, text: str) -> "dict[str, float]":
     return {kind: (long[kind] - short[kind]) * KEYS / (LONG - SHORT) for kind in long}
 
 
+def count(args: argparse.Namespace, scratch: Path) -> int:
+    from session import LaunchKernel, Session
+    session = Session(args.library, Path(os.environ["TINYGRAD"]), args.target, scratch)
+    session.library.amd_attend_line.restype = ctypes.c_char_p
+    session.library.amd_attend_line.argtypes = [ctypes.c_char_p] * 3 + [LaunchKernel]
+    rows = []
+    for shape, sizes in SHAPES.items():
+        for name, types in TYPES.items():
+            for layout in LAYOUTS:
+                text = f"{types} {sizes} layout={layout}"
+                rows.append({"target": args.target, "shape": shape, "type": name, "layout": layout, "line": text.format(LONG),
+                             **per_keys(session, text)})
+                print(json.dumps(rows[-1]), flush=True)
+    if args.out:
+        Path(args.out).write_text(json.dumps({"compiler": compiler_version(), "keys": KEYS, "rows": rows}, indent=1) + "\n",
+                                  encoding="utf-8")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--library", required=True)
     parser.add_argument("--target", required=True, choices=TARGETS)
     parser.add_argument("--out")
     args = parser.parse_args()
-    if reason := missing():
-        print(f"skipped: {reason}")
-        return SKIPPED
-    import ctypes
-
-    from session import LaunchKernel, Session
-    os.environ.setdefault("CACHEDB", str(Path(args.library).resolve().parent / "amd_emulator_cache.db"))
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        session = Session(args.library, Path(os.environ["TINYGRAD"]), args.target, Path(folder))
-        session.library.amd_attend_line.restype = ctypes.c_char_p
-        session.library.amd_attend_line.argtypes = [ctypes.c_char_p] * 3 + [LaunchKernel]
-        for shape, sizes in SHAPES.items():
-            for name, types in TYPES.items():
-                for layout in LAYOUTS:
-                    text = f"{types} {sizes} layout={layout}"
-                    rows.append({"target": args.target, "shape": shape, "type": name, "layout": layout, "line": text.format(LONG),
-                                 **per_keys(session, text)})
-                    print(json.dumps(rows[-1]), flush=True)
-    if args.out:
-        Path(args.out).write_text(json.dumps({"compiler": compiler_version(), "keys": KEYS, "rows": rows}, indent=1) + "\n",
-                                  encoding="utf-8")
-    return 0
+    return emulate(args.library, functools.partial(count, args))
 
 
 if __name__ == "__main__":

@@ -9,18 +9,17 @@ reads. Needs TINYGRAD as run.py does. Batches of many keys are left out: emulati
 """
 import argparse
 import collections
+import functools
 import json
 import os
 import sys
-import tempfile
 from ctypes import c_char_p, c_uint64
 from pathlib import Path
 
-from toolchain import ROOT, TARGETS, missing
+from toolchain import ROOT, TARGETS, emulate
 
 sys.path.insert(0, str(ROOT / "fuzz" / "gpu"))
 
-SKIPPED = 77
 MOST_PRODUCTS = 3_000_000  # of a batch: rows x heads x keys x dims
 
 
@@ -49,7 +48,7 @@ def write(batch, path: Path) -> None:
     quire.write_capture(str(path), *calls.Call(batch, views.library("cpu")).objects())
 
 
-def run(args: argparse.Namespace, scratch: Path) -> dict:
+def run(args: argparse.Namespace, scratch: Path) -> int:
     from session import LaunchKernel, Session
     session = Session(args.library, Path(os.environ["TINYGRAD"]), args.target, scratch)
     attend = session.library.amd_attend_capture
@@ -63,7 +62,11 @@ def run(args: argparse.Namespace, scratch: Path) -> dict:
         if bad:
             wrong.append({"seed": batch.seed, "findings": bad, "fields": batch.fields()})
             print(f"{args.target}: seed {batch.seed}: {bad[0]}\n  {'; '.join(batch.fields())}", flush=True)
-    return {"target": args.target, "seed": args.seed, "batches": args.count, "right_by_kernel": dict(right), "wrong": wrong}
+    print(f"{args.target}: {args.count} batches, right by kernel {dict(right)}, {len(wrong)} wrong or refused")
+    if args.out:
+        report = {"target": args.target, "seed": args.seed, "batches": args.count, "right_by_kernel": dict(right), "wrong": wrong}
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if wrong else 0
 
 
 def main() -> int:
@@ -74,16 +77,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if reason := missing():
-        print(f"skipped: {reason}")
-        return SKIPPED
-    os.environ.setdefault("CACHEDB", str(Path(args.library).resolve().parent / "amd_emulator_cache.db"))
-    with tempfile.TemporaryDirectory() as folder:
-        report = run(args, Path(folder))
-    print(f"{args.target}: {args.count} batches, right by kernel {report['right_by_kernel']}, {len(report['wrong'])} wrong or refused")
-    if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if report["wrong"] else 0
+    return emulate(args.library, functools.partial(run, args))
 
 
 if __name__ == "__main__":

@@ -13,17 +13,16 @@ the table of docs/kernels/amd_emulated.md.
 import argparse
 import collections
 import datetime
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from toolchain import ROOT, TARGETS, compiler_version, missing
+from toolchain import ROOT, TARGETS, compiler_version, emulate
 
-SKIPPED = 77
 # Kernels that no plan reaches on a target: hip_matrix leaves f16 to hip_generic where products take subnormals for zero.
 NOT_PLANNED = {"gfx90a": r"quire_attend_(short|tall)_f16_"}
 
@@ -110,36 +109,19 @@ def write_page(text: dict) -> None:
     page.write_text(before + begin + about + "\n\n" + results_table(text["targets"]) + "\n" + end + rest.split(end)[1])
 
 
-def run_all(args: argparse.Namespace) -> "list[dict]":
+def run_all(args: argparse.Namespace, scratch: Path) -> "list[dict]":
     reports = []
-    with tempfile.TemporaryDirectory() as folder:
-        for target in TARGETS:
-            out = Path(folder) / f"{target}.json"
-            command = [sys.executable, __file__, "--library", args.library, "--target", target, "--out", out]
-            subprocess.run(command + (["--whole"] if args.whole else []), check=False)
-            if out.exists():
-                reports += json.loads(out.read_text())["targets"]
+    for target in TARGETS:
+        out = scratch / f"{target}.json"
+        command = [sys.executable, __file__, "--library", args.library, "--target", target, "--out", out]
+        subprocess.run(command + (["--whole"] if args.whole else []), check=False)
+        if out.exists():
+            reports += json.loads(out.read_text())["targets"]
     return reports
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--target", required=True, choices=[*TARGETS, "all"])
-    parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--power", action="store_true")
-    parser.add_argument("--out")
-    parser.add_argument("--commit", default="unknown")
-    args = parser.parse_args()
-    if reason := missing():
-        print(f"skipped: {reason}")
-        return SKIPPED
-    os.environ.setdefault("CACHEDB", str(Path(args.library).resolve().parent / "amd_emulator_cache.db"))
-    with tempfile.TemporaryDirectory() as folder:
-        if args.power:
-            from power import run_power
-            return run_power(args, Path(folder))
-        reports = run_all(args) if args.target == "all" else [run_target(args, Path(folder))]
+def judge(args: argparse.Namespace, scratch: Path) -> int:
+    reports = run_all(args, scratch) if args.target == "all" else [run_target(args, scratch)]
     if args.out:
         text = {"statement": "compiled for and executed under emulation; never on AMD hardware", "compiler": compiler_version(),
                 "emulator": "tinygrad a9069c1 with corrections (docs/kernels/amd_emulated.md)",
@@ -156,6 +138,21 @@ def main() -> int:
         print(f"nothing executes {', '.join(sorted(untested))}")
     wrong_probes = [finding for report in reports for finding in report["probes"]["wrong"]]
     return 0 if complete and not failed and not untested and not wrong_probes else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--target", required=True, choices=[*TARGETS, "all"])
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--power", action="store_true")
+    parser.add_argument("--out")
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args()
+    if args.power:
+        from power import run_power
+        return emulate(args.library, functools.partial(run_power, args))
+    return emulate(args.library, functools.partial(judge, args))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,6 +16,7 @@ from check_gpu_kernels import AMD_FOLDER, AMD_TARGETS, clang, compile_amd  # noq
 from disassembly import disassembler  # noqa: E402
 
 TARGETS = list(AMD_TARGETS)
+SKIPPED = 77  # exit status of a test that did nothing
 
 
 def missing() -> "str | None":
@@ -32,6 +35,16 @@ def missing() -> "str | None":
     if not shutil.which(os.environ.get("CC", "clang")):
         return "no clang, with which the emulator compiles its instructions"
     return None
+
+
+def emulate(library: str, run: "Callable[[Path], int]") -> int:
+    """The exit status of run(), which gets a scratch folder; SKIPPED where this machine cannot emulate."""
+    if reason := missing():
+        print(f"skipped: {reason}")
+        return SKIPPED
+    os.environ.setdefault("CACHEDB", str(Path(library).resolve().parent / "amd_emulator_cache.db"))  # instructions, compiled
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder))
 
 
 def compiler_version() -> str:
