@@ -255,7 +255,7 @@ class FuzzBatch {
     for (std::int64_t i = 0; i < mutations; ++i) tame_values = !workshop_.mutate(in) && tame_values;
     if (mutations > 2) cache.layout = static_cast<CacheLayout>(in.below(5));
     workshop_.build();
-    // No byte decides this: older seeds keep their meaning.
+    // The number of bytes decides this, and none of their values: all other choices of older seeds stay as they were.
     if (data.size() % 3 == 1) share_pages();
     scales(in);
     if (!in.chance(4)) poison_what_nobody_reads();
@@ -514,8 +514,7 @@ class FuzzBatch {
     cache.v_scale = Tensor::contiguous(scale_values_.data() + 3, DType::f32);
   }
 
-  /// Fills the cache with 0xFF (NaN in most types) except for slots that some row sees. Only for sound tables.
-  /// All requests begin with the pages of the first, as far as the table is what it was drafted.
+  /// Makes all requests begin with the pages of the first one, as far as mutations have left the table readable.
   void share_pages() {
     const Tensor& t = batch.block_table;
     if (!contract::readable(t) || t.rank != 2 || t.shape[0] == 0 || (t.dtype != DType::i32 && t.dtype != DType::i64)) return;
@@ -526,6 +525,7 @@ class FuzzBatch {
                     static_cast<std::size_t>(itemsize(t.dtype)));
   }
 
+  /// Fills the cache with 0xFF (NaN in most types) except for slots that some row sees. Only for sound tables.
   void poison_what_nobody_reads() {
     if (!check(Depth::tables).ok() || !cache_is_its_own()) return;
     std::vector<char> seen(static_cast<std::size_t>(quire::num_pages(cache) * quire::page_size(cache)));
