@@ -190,11 +190,12 @@ def self_test() -> int:
     return 0 if ok else 1
 
 
-def of_role(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the file says of a role whose cases are right; wrong ones stand there one by one."""
+def summary_of_role(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all cases of a role have in common, and the plan of the first. Cases that are wrong stand in the file one by one."""
     mine = [r for r in results if r["role"] == name]
     worst = max(r["worst_error"] for r in mine)
-    return {"role": name, "cases": len(mine), "wrong": sum(not r["ok"] for r in mine), "rows": sum(r["rows"] for r in mine), "worst_error": worst, "plan": mine[0]["plan"]}
+    return {"role": name, "cases": len(mine), "wrong": sum(not r["ok"] for r in mine), "rows": sum(r["rows"] for r in mine),
+            "worst_error": worst, "plan": mine[0]["plan"]}  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -204,19 +205,21 @@ def run(args: argparse.Namespace) -> int:
     roles = [r for r in roles_of(args.kernel) if args.role in r.name]
     cases = [(r, t, d, s) for r in roles for t in (torch.bfloat16, torch.float16) for d in r.dims for s in LOG2_SCALES]
     results = [huge(torch, quire, *case) for case in cases]
-    asked = [of_role(role.name, results) for role in roles]
+    asked = [summary_of_role(role.name, results) for role in roles]
+    unjudged = [role["role"] for role in asked if role["rows"] == 0]
     wrong = [r for r in results if not r["ok"]]
     for role in asked:
         print("{role}: {cases} cases, {wrong} wrong; {plan}".format(**role), *[r for r in wrong if r["role"] == role["role"]][:3], sep="\n  ")
-    print(f"{len(results)} cases, {len(wrong)} wrong")
+    print(f"{len(results)} cases, {len(wrong)} wrong", *[f"{name}: no row was judged" for name in unjudged], sep="\n")
     results = list(wrong)
     if args.long:
         forced = {} if args.kernel in (None, "all") else {"kernel": args.kernel}
         ways = (forced, {**forced, "exact_weights": True})
         results += [long(torch, quire, rows, **how) for rows, how in ((100, ways[0]), (100, ways[1]), (1, ways[0]))]
-    report = {"device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "commit": args.commit, "tolerance": TOLERANCE, "roles": asked, "results": results}
+    report = {"device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "commit": args.commit,
+              "tolerance": TOLERANCE, "roles": asked, "results": results}  # fmt: skip
     args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 1 if wrong else 0
+    return 1 if wrong or unjudged else 0
 
 
 def main() -> int:
@@ -228,6 +231,8 @@ def main() -> int:
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     args = parser.parse_args()
+    if not any(args.role in role.name for role in roles_of(args.kernel)):
+        parser.error(f"--role {args.role}: no role has this word in its name")
     return self_test() if args.self_test else run(args)
 
 
