@@ -183,7 +183,7 @@ def main() -> int:
     hashes = kernel_hashes_of_library()
     report_kernels(hashes, totals, args.json)
     if args.json:
-        found = {"backend": args.backend, **workers.run_on(args.backend), "commit": args.commit, "seconds": round(seconds),
+        found = {"backend": args.backend, **workers.device_and_date(args.backend), "commit": args.commit, "seconds": round(seconds),
                  "asked": totals.done, "cells": table(cells, totals), "by_kernel": dict(sorted(totals.kernels.items())),
                  "largest_error_of_tolerance": round(totals.worst[0], 3),
                  "findings": {kind: [{**cells[each["number"]], **each} for each in totals.found[kind][:40]] for kind in COLUMNS[1:]},

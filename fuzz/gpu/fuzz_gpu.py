@@ -97,7 +97,8 @@ def report(args: argparse.Namespace, totals: workers.Totals, seconds: float) -> 
 
 
 def record(args: argparse.Namespace, totals: workers.Totals, seconds: float) -> dict[str, Any]:
-    return {"backend": args.backend, **workers.run_on(args.backend), "commit": args.commit, "seed": args.seed, "seconds": round(seconds), "batches": totals.done, **totals.counts(),
+    return {"backend": args.backend, **workers.device_and_date(args.backend), "commit": args.commit, "seed": args.seed,
+            "seconds": round(seconds), "batches": totals.done, **totals.counts(),
             "by_kernel": dict(sorted(totals.kernels.items())), "largest_error_of_tolerance": round(totals.worst[0], 3),
             "findings": {kind: found[:MOST_PRINTED] for kind, found in totals.found.items()}}  # fmt: skip
 

@@ -17,15 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-def run_on(backend: str) -> dict[str, str]:
-    """Device and day, for result files."""
-    if backend == "cpu":
-        return {"device": platform.processor() or platform.machine(), "date": datetime.date.today().isoformat()}
-    import torch
-
-    return {"device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat()}
-
-
 SECONDS_OF_SILENCE = 240  # the first batch of a worker loads torch and makes a context
 
 
@@ -52,6 +43,16 @@ class Totals:
 
     def bad(self) -> bool:
         return any(self.found[kind] for kind in ("lost", "wrong", "refused"))
+
+
+def device_and_date(backend: str) -> dict[str, str]:
+    """Device and date of this run, for result files."""
+    device = platform.processor() or platform.machine()
+    if backend != "cpu":
+        import torch
+
+        device = torch.cuda.get_device_name()
+    return {"device": device, "date": datetime.date.today().isoformat()}
 
 
 def say(numbers: Iterable[int], verdict_of: Callable[[int], dict[str, Any]]) -> int:
@@ -115,8 +116,9 @@ class Tender:
             if kind == "begin":
                 begun = int(rest)
             elif kind == "end":
-                self.totals.add(json.loads(rest))
-                at, begun = begun + step, None
+                verdict = json.loads(rest)
+                self.totals.add(verdict)
+                at, begun = verdict["number"] + step, None
             elif kind == "ran":
                 with self.totals.lock:
                     self.totals.launched.update(json.loads(rest))

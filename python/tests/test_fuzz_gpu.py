@@ -21,6 +21,7 @@ import calls  # noqa: E402
 import elements  # noqa: E402
 import oracle  # noqa: E402
 import views  # noqa: E402
+import workers  # noqa: E402
 
 MOST_SEEDS, MOST_BATCHES = 900, 25  # until a fault has to be noticed; most are by the first batch that has its field
 CPU = views.library("cpu")
@@ -226,6 +227,15 @@ def test_a_lost_worker_names_its_seed_and_the_others_go_on(tmp_path):
     path = os.pathsep.join([str(tmp_path), str(Path(quire.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     said = in_own_process("--count", "12", "--workers", "2", "--without-bind", PYTHONPATH=path)
     assert said.returncode == 1 and "lost 1" in said.stdout and "--one --seed 7" in said.stdout and "12 batches" in said.stdout, said.stdout + said.stderr
+
+
+def test_a_number_is_asked_once_though_workers_leave_out_others():
+    """Workers ask each fifth number, as those of cells.py with --every do; one is lost at 10, and another one goes on behind it."""
+    program = (f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import workers; seed, count, step = map(int, sys.argv[3::2])\n"
+               "numbers = (number for number in range(seed, seed + count, step) if number % 5 == 0)\n"
+               "sys.exit(workers.say(numbers, lambda number: {'lost': 'here'} if number == 10 else {}))")  # fmt: skip
+    totals = workers.share_out([sys.executable, "-c", program], 0, 40, 2)
+    assert totals.done == 8 and [found["number"] for found in totals.found["lost"]] == [10]
 
 
 # --- the oracle's own parts ---------------------------------------------------------------------------------------------------------
