@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, scratch: Path) -> int:
     if args.out:
         report = {"target": args.target, "seed": args.seed, "batches": args.count, "right_by_kernel": dict(right), "wrong": wrong}
         args.out.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if wrong else 0
+    return 1 if wrong or not right else 0
 
 
 def main() -> int:
