@@ -40,7 +40,8 @@ constexpr const char* kCommandFooter =
     "(reqs = count x query_len @ context_len; full grammar: docs/reference/problem_line.md)\n"
     "Exit codes: 0 ok, 1 findings or mismatch, 2 usage or parse error, 3 I/O, 4 unsupported, 70 internal.\n";
 
-/// Variables that hold the paths which a call reads, and those which it writes with the names of their options.
+/// The paths that a call reads, and those that it writes beside the names of their options. Parsing fills the variables that the
+/// pointers name.
 struct CallFiles {
   std::vector<const Words*> read;
   std::vector<std::pair<std::string, const std::string*>> written;
@@ -82,7 +83,7 @@ CLI::Validator whole_number(int max) {
   return CLI::Validator(check, "");
 }
 
-/// Seconds or minutes, as the library takes them.
+/// Takes seconds or minutes that are finite and at least `least`, as the library does.
 CLI::Validator duration(double least) {
   const auto check = [least](const std::string& text) {
     double value = 0;
@@ -377,7 +378,7 @@ std::string environment_error() {
   return {};
 }
 
-/// An output that is an input of the call, or another output of it, would take its place.
+/// Names an output that would overwrite an input of the call or another output of the call; empty if there is none.
 std::string overwriting_error(const CallFiles& files) {
   for (const auto& [option, path] : files.written) {
     for (const Words* words : files.read)

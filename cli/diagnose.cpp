@@ -17,7 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a wrong output: a user waits for this much of the reference. More compares more rows, which changes patterns.
+// Seconds for comparing a wrong output with the reference, while a user waits. A larger value compares more rows, so that the
+// report may describe the wrong cells by another pattern.
 constexpr double kReferenceSeconds = 0.5;
 
 Result<Diagnosis> diagnose_with_progress(const Case& c, const DiagnoseArgs& args, const Terminal& terminal) {

@@ -47,7 +47,7 @@ struct Batch {
                              ///< (with padding: at most that)
   Tensor seq_lens{};         ///< [num_reqs]; keys of r: its tokens up to and including its last query row. Fewer than query_len,
                              ///< and 0, if r is not causal or q_begin is given; a row that sees no key gives 0 and lse -inf
-  Tensor block_table{};      ///< [num_reqs, max_pages_per_req] page ids; read where some row sees a cached key of the page
+  Tensor block_table{};      ///< [num_reqs, max_pages_per_req] page ids; an entry is read if some row sees a key of its page
   Tensor cached_lens{};      ///< optional [num_reqs]; leading keys of r that the cache holds;
                              ///< context_len <= cached_len <= seq_len; absent = seq_lens
   Tensor key{}, value{};     ///< optional [num_tokens, num_kv_heads, head_dim] and [.., v_head_dim], dtype of query; this step's

@@ -12,23 +12,23 @@
 
 namespace quire {
 
-/// What a cache holds, by request and position. Host memory.
+/// A cache in host memory, with the tables that say where each request's positions stand in it.
 struct CacheContents {
   KVCache cache;
   Tensor block_table;               ///< [num_reqs, max_pages_per_req] i32 or i64
   Tensor lengths;                   ///< [num_reqs] i32 or i64: positions of each request that the cache holds
-  Tensor request_ids;               ///< optional [num_reqs]; requests of two caches are matched by it; absent = 0, 1, ...
+  Tensor request_ids;               ///< optional [num_reqs]; requests of two caches are matched by their ids; absent = 0, 1, ...
   std::vector<std::int64_t> heads;  ///< the model's number of each KV head, on a rank that has some of them; empty = 0, 1, ...
 };
-/// Those of a batch: lengths are cached_lens, or seq_lens where that is absent.
+/// The contents of a batch's cache: lengths are cached_lens, or seq_lens in a batch without cached_lens.
 CacheContents contents_of(const Batch& batch, const KVCache& cache);
 
-/// What became of a row: K or V of one position and KV head.
+/// What became, in cache B, of a row of cache A. A row is K or V of one position and KV head.
 enum class RowFate : std::int32_t {
   identical,  ///< the same bytes in the same place, or the same after append()'s rounding where the types differ
   moved,      ///< in another place that B's block table lists: position, head, request, or the other of K and V
   unlisted,   ///< in memory of B's cache that its block table does not list
-  reordered,  ///< where a page of tokens and heads in another order has it
+  reordered,  ///< in the place that it has if a page is read in another order of tokens and heads
   changed,    ///< nowhere in B; another row is in its place
   no_place,   ///< nowhere in B, which has no such request, position, head or page
   ambiguous,  ///< a row that stands at several places, as rows of zeros do: nothing can be said of where it went
@@ -60,11 +60,12 @@ struct CacheComparison {
 /// with what stands in their place, by value. Positions that A's table has no page for are left out; so are heads and requests
 /// that B's lists name and A's do not.
 ///
-/// A row is taken for another with a probability of 2^-64 each. Needs memory for 16 bytes a row of B. contract_violation for a
-/// broken cache; invalid_argument for tables or lengths that do not fit theirs, and for rows of unlike sizes.
+/// Two unlike rows are taken for the same with a probability of 2^-64. The call needs 16 bytes of memory for each row of B.
+/// Errors: contract_violation for a broken cache; invalid_argument for tables or lengths that do not fit their cache, and for
+/// rows of unlike sizes.
 Result<CacheComparison> compare_caches(const CacheContents& a, const CacheContents& b);
 
-/// At most `columns` wide, and 24 parts long.
+/// A text of at most 24 parts, in lines of at most `columns` characters.
 std::string to_string(const CacheComparison& comparison, std::size_t columns = 80);
 /// One JSON object in one line, as docs/reference/schemas/compare_caches.json describes it.
 std::string to_json(const CacheComparison& comparison);

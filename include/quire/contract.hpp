@@ -96,13 +96,14 @@ struct WriteTag {
 /// shared the page with r (Q-L02), for position p (Q-L03), and since the page was last handed out (Q-L04).
 ///
 /// A ledger with digests also knows what was written: 64 bits of K and 64 of V, block scales and scales of tokens included, taken
-/// after each append() and compared by check() at depth contents (Q-L07). 24 bytes a slot more. Both read the slots once; a slot
-/// of a device's cache is read through a copy of its page, which waits for the device. A change goes unseen once in 2^64.
+/// after each append() and compared by check() at depth contents (Q-L07). Digests take 24 bytes more for each slot, and append()
+/// and check() read each slot once more for them. A slot of a device's cache is read through a copy of its page, which waits for
+/// the device. A change goes unseen once in 2^64.
 class SlotLedger {
  public:
-  /// create(), but 0 pages where it fails, which Q-L05 reports
+  /// Does what create() does. A ledger that create() would refuse has 0 pages, which Q-L05 reports.
   SlotLedger(std::int64_t num_pages, std::int64_t page_size, bool digests = false);
-  /// num_pages >= 0 pages of page_size >= 1 slots, or invalid_argument; out_of_memory where no memory holds them.
+  /// Makes a ledger of num_pages >= 0 pages of page_size >= 1 slots. Errors: invalid_argument for other numbers, out_of_memory.
   static Result<SlotLedger> create(std::int64_t num_pages, std::int64_t page_size, bool digests = false);
   ~SlotLedger();
   SlotLedger(SlotLedger&&) noexcept;
@@ -118,8 +119,9 @@ class SlotLedger {
   /// source. invalid_argument, and nothing recorded, for lists of unlike lengths, slots outside the ledger, or one slot twice in
   /// `to`.
   Status move(std::span<const std::int64_t> from, std::span<const std::int64_t> to, std::span<const WriteTag> tags = {});
-  /// Records digests of what the cache holds in these slots now; append() does so for what it writes. Slots are those of
-  /// record(). invalid_argument without digests; contract_violation for a broken cache, or one of other sizes.
+  /// Records digests of what the cache holds in these slots now; append() does so for the slots that it writes. Ignores slots out
+  /// of range, as record() does. Errors: invalid_argument for a ledger without digests; contract_violation for a broken cache, or
+  /// one of other sizes.
   Status remember(const KVCache& cache, std::span<const std::int64_t> slots);
   /// Lets `request` read what others wrote in this page, from now on (prefix sharing).
   void share(std::int64_t page, std::int64_t request);
@@ -135,17 +137,17 @@ class SlotLedger {
   Entry entry(std::int64_t slot) const;                             ///< default values for a slot out of range
   bool shared_with(std::int64_t page, std::int64_t request) const;  ///< whether share(page, request) was called
 
-  /// What a slot holds by the ledger: 0 and 0 if that is unknown.
+  /// Digests of a slot's K and V as the ledger knows them; both are 0 if nobody recorded them.
   struct Digest {
     std::uint64_t k = 0, v = 0;
-    std::int64_t moved_from = -1;  ///< slot that move() named; -1: written here
+    std::int64_t moved_from = -1;  ///< slot from which move() brought the content; -1: the content was written here
   };
   bool has_digests() const noexcept;
   Digest digest(std::int64_t slot) const;
 
   std::int64_t num_pages() const noexcept;
   std::int64_t page_size() const noexcept;      ///< tokens
-  std::int64_t slots_written() const noexcept;  ///< record() calls so far, and slots that move() wrote
+  std::int64_t slots_written() const noexcept;  ///< calls of record() so far, plus slots that move() filled
   std::int64_t slots_read() const noexcept;     ///< slots that check() looked up so far
 
   void note_reads(std::int64_t count) const noexcept;  ///< used by check()

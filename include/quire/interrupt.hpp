@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a caller ends a long call on the CPU early: for Ctrl-C of an interpreter, for a deadline.
 //
-// One idea in one place: the loops that share out work, and the loops that may run long, ask the scope of the thread that made
-// the call. Without a scope they ask nothing.
+// Loops that share out work, and loops that may run long, ask the scope of the thread that made the call. Without a scope they
+// ask nothing.
 #pragma once
 
 namespace quire {
@@ -11,8 +11,8 @@ namespace quire {
 /// a scope. What the call writes (output, lse, cache) is then partly written, and none of it counts.
 struct Interrupted {};
 
-/// While it lives, calls from this thread ask `wanted` whether to end: on this thread alone, between pieces of work, about every
-/// 20 ms. Scopes nest: the end of an outer one ends the inner ones. Calls on GPUs do not ask.
+/// While a scope lives, calls from its thread ask `wanted` whether to end. They ask on that thread alone, between pieces of work,
+/// about every 20 ms. Scopes nest: the end of an outer scope ends the inner ones. Calls on GPUs do not ask.
 class InterruptScope {
  public:
   /// `wanted` must not throw.
@@ -21,21 +21,21 @@ class InterruptScope {
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
-  /// Whether the call shall end. Any thread that works for it may ask; on the thread of the scope it asks `wanted` in turn.
+  /// Whether the call shall end. Any thread that works for the call may ask. `wanted` is called on the scope's thread alone.
   bool ended() noexcept;
   const InterruptScope* outer() const noexcept { return outer_; }
 
   /// The scope of the calls of this thread, or null.
   static InterruptScope* current() noexcept;
-  /// Makes `scope` that of this thread, which works for another one. Returns the scope from before.
+  /// Makes `scope` the scope of this thread, which works for another thread's call. Returns the scope that this thread had.
   static InterruptScope* adopt(InterruptScope* scope) noexcept;
 
  private:
   bool (*wanted_)(void* context);
   void* context_;
   InterruptScope* outer_;
-  const void* thread_;  ///< stands for the thread of the scope
-  long long next_ns_;   ///< of the steady clock: not asked before
+  const void* thread_;  ///< an address that only the thread of the scope has
+  long long next_ns_;   ///< time of the steady clock before which `wanted` is not called
   bool ended_ = false;  ///< read and written atomically
 };
 

@@ -127,10 +127,10 @@ struct Problem {
   /// Keys of a request that any of its rows sees, and the keys between them.
   KeyPositions visible_keys(const Request& request) const noexcept;
   /// Keys that rows [first_row, last_row] see of a prefix, of all behind it, and of a tree, of which every key counts. No row
-  /// sees a key between these ranges. One without keys is [0, 0).
+  /// sees a key between these ranges. A range without keys is [0, 0).
   std::array<KeyPositions, 3> visible_ranges(const Request& request, std::int64_t first_row,
                                              std::int64_t last_row) const noexcept;
-  /// Likewise for all rows of a request.
+  /// The ranges of keys that all rows of a request see.
   std::array<KeyPositions, 3> visible_ranges(const Request& request) const noexcept;
   /// Whether cached tokens have scales of their own. Most tuned kernels ask that they have none.
   bool has_token_scales() const noexcept { return k_scale == ScaleKind::per_token || v_scale == ScaleKind::per_token; }

@@ -42,7 +42,7 @@ struct Target {
   AttendCase attend;
   bool deterministic = true;  ///< equal bits for equal input (check repeat; the poison checks then compare bits)
   bool in_place = true;  ///< writes into the batch's memory, whatever its strides, and nowhere else (canaries, rows, strides)
-  Strides strides = Strides::any;  ///< strides of inputs that it takes; others are not asked
+  Strides strides = Strides::any;  ///< strides of inputs that the target takes; others are not asked
   bool padding = false;            ///< takes batches with padding rows; otherwise hazards are asked without them
   bool masks = false;              ///< takes requests that are not causal, q_begin and key_begin; otherwise no matrix has them
   bool v_head_dim = false;    ///< takes a V of another head_dim than K's, also as a part of K's rows; otherwise no matrix has one

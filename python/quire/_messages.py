@@ -48,7 +48,7 @@ _NO_PART = {
         "scales alone, and quire.append() writes rows with a scale for each token and head"
     ),
 }
-"""Arguments of other libraries, as patterns, that no argument stands for: what to use instead."""
+"""Patterns of arguments that other libraries have and Quire has not, and what to use instead."""
 
 
 def _no_part(name: str) -> str:
@@ -219,7 +219,7 @@ def _mistake(parameters: list[_Parameter], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _integers(value: Any) -> list[int]:
-    """The integers of an argument: itself, or those of a list."""
+    """The integers that an argument holds: the argument itself, or the members of a list."""
     values = value if isinstance(value, (list, tuple)) else [value]
     return [int(v) for v in values if _is(v, "int")]
 

@@ -232,7 +232,7 @@ ArrayRef from_numpy(nb::handle object, const Reading& reading) {
   return from_interface(object, array_interface(object), reading, element);
 }
 
-/// Third parties that offer only the interface: NumPy reads it.
+/// Imports an object that offers `__array_interface__` alone, by way of NumPy.
 ArrayRef from_other_interface(nb::handle object, const Reading& reading) {
   return from_numpy(arrays_function("from_interface")(object, reading.name), reading);
 }

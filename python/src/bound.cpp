@@ -45,7 +45,7 @@ struct Layer : CallArrays {
   }
 };
 
-/// What BoundCall.__call__() was given for a tensor; null or None: what was bound.
+/// The arguments of BoundCall.__call__(), one for each tensor. A null handle or None stands for the tensor that was bound.
 using GivenArrays = ForCall<nb::handle>;
 
 /// The purpose of a tensor of a layer.

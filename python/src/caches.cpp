@@ -19,14 +19,14 @@ using quire::CacheComparison;
 using quire::CacheContents;
 using quire::CachePart;
 
-/// What one side of a comparison reads, and what keeps that alive.
+/// One cache of a comparison: its contents, and the Python objects and arrays that hold their memory.
 struct Side {
   CacheContents contents;
   nb::object object;
   std::deque<ArrayRef> arrays;
 };
 
-/// (cache, block_table, lengths), (cache, block_table, lengths, request_ids) or (batch, cache).
+/// Reads (cache, block_table, lengths), (cache, block_table, lengths, request_ids) or (batch, cache) into `side`.
 void read_tuple(Side& side, const nb::tuple& given, const char* name) {
   if (given.size() == 2 && nb::isinstance<PyBatch>(given[0]) && nb::isinstance<PyCache>(given[1])) {
     side.contents =

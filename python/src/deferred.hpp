@@ -9,8 +9,8 @@
 
 namespace quire_python {
 
-/// Remembers a call by a new ticket, for a while: its plan, and of `arrays` those whose values say which rule it broke: lengths,
-/// tables, scales. Query, output and cache are not kept alive.
+/// Remembers a call by a new ticket, for a while: the call's plan, and those of `arrays` whose values say which rule was broken
+/// (lengths, tables, scales). Query, output and cache are not kept alive.
 std::uint64_t defer(const quire::Batch& batch, const quire::KVCache& cache, const quire::Options& options,
                     std::shared_ptr<const quire::Plan> plan, const CallArrays& arrays);
 /// A ticket without kept tensors, for arrays that must not be referenced: the broken rule cannot be named then.

@@ -18,7 +18,7 @@ namespace nb = nanobind;
 /// Throws the Python exception for a failure that the bindings found themselves.
 [[noreturn]] void throw_error(quire::Code code, std::string message);
 
-/// Exceptions of C++ as those of Quire: memory that ran out is an OutOfMemoryError.
+/// Makes Quire's exceptions of C++'s: memory that ran out becomes an OutOfMemoryError.
 void bind_errors();
 
 inline void require_ok(const quire::Status& status) {

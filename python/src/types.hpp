@@ -20,7 +20,7 @@ namespace quire_python {
 /// "left" or "zero"; raises for other names.
 quire::Padding padding_named(const std::string& text);
 
-/// A T for each tensor of a call: arrays, or handles of what was given.
+/// A T for each tensor of a call. T is an array, or a handle of what the caller gave.
 template <typename T>
 struct ForBatch {
 #define QUIRE_BATCH_TENSOR(member, ...) T member;
@@ -47,7 +47,7 @@ using CacheArrays = ForCache<ArrayRef>;
 using OptionsArrays = ForOptions<ArrayRef>;
 using CallArrays = ForCall<ArrayRef>;
 
-/// Makes the tensors of `views`, parts of a call, the views of `arrays`.
+/// Sets each tensor of `views` to the view of the array in `arrays` that has its name. Both are parts of a call.
 template <typename Arrays, typename Views>
 void set_views(const Arrays& arrays, const Views& views) {
   quire::batch::for_each_tensor([](const auto&, const ArrayRef& array, quire::Tensor& view) { view = array.view; }, arrays,
@@ -132,7 +132,7 @@ class PyOptions {
 nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream);
 /// A scale as an array: numbers, which lie in `storage`, become one where `beside` is.
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
-/// Scales of blocks of 4-bit codes; raw bytes have the type that the codes ask for.
+/// Imports the scales of blocks of 4-bit codes. Raw bytes get the type that the codes ask for.
 ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType codes);
 /// Refuses scales of tokens that append() could not write.
 void check_scale_writable(const ArrayRef& scale, const char* name);

@@ -173,7 +173,7 @@ void set_asked(Into& options, const std::vector<std::pair<std::string, std::stri
   }
 }
 
-/// Strides of inputs by name; an empty name leaves what the target says.
+/// Sets the strides of inputs that a target takes, by name; an empty name leaves them as they are.
 void set_strides(Target& target, const std::string& text) {
   if (text.empty()) return;
   const std::optional<quire::Strides> strides = quire::strides_from_name(text);

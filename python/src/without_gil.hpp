@@ -24,7 +24,7 @@ inline bool heard_signal(void* raised) {
   return true;
 }
 
-/// work() with the GIL released.
+/// Runs work() with the GIL released.
 template <typename Work>
 auto without_gil(Work&& work) {
   std::exception_ptr raised;

@@ -16,7 +16,7 @@
 namespace quire {
 namespace {
 
-/// A tensor of a call that was bound, and of one that is given.
+/// A tensor of the bound call beside the same tensor of the call that is made now.
 struct Pair {
   std::string_view name;
   bool written;
@@ -41,7 +41,7 @@ bool same_but_address(const Tensor& a, const Tensor& b) {
   if (a.rank != b.rank || a.dtype != b.dtype || a.memory != b.memory) return false;
   const auto n = static_cast<std::ptrdiff_t>(std::max(a.rank, 0));
   if (!std::equal(a.shape.begin(), a.shape.begin() + n, b.shape.begin())) return false;
-  // Frameworks do not agree on the strides of a tensor without elements, which nobody reads by.
+  // Frameworks do not agree on the strides of a tensor without elements, and no element is found by them.
   return a.num_elements() == 0 || std::equal(a.stride.begin(), a.stride.begin() + n, b.stride.begin());
 }
 

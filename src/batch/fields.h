@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of a call's fields (fields.inc) as values and visits, for whoever does something with each tensor.
-// The numbers below are counted from the structs: a member without a row, or a row without a member, does not compile.
+// The table of a call's fields (fields.inc): a constant for each tensor, and loops over the fields of calls.
+// The numbers of members are counted from the structs: a member without a row, or a row without a member, does not compile.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,10 @@
 
 namespace quire::batch {
 
-/// What a tensor holds. `scale` may be of one, of heads or of tokens.
+/// What a tensor holds. A `scale` has one element, one for each head or one for each token.
 enum class Kind { rows, index, flags, floats, scale, cache, block_scale };
-/// call_requires: needed by a call, and made where a capture has none.
+/// `required`: every call and every capture has it. `call_requires`: every call has it; a capture may lack it, and reading the
+/// capture makes it.
 enum class Presence { required, call_requires, optional };
 /// What attend() does with a tensor.
 enum class Access { read, written };
@@ -21,12 +22,12 @@ enum class Access { read, written };
 /// A row of the table.
 struct TensorField {
   std::string_view member;
-  std::string_view name;       ///< in messages
-  std::string_view stored_as;  ///< in captures
+  std::string_view name;       ///< the tensor's name in messages
+  std::string_view stored_as;  ///< its key in captures
   Kind kind;
   Presence presence;
   Access access;
-  /// Lengths and tables, which the layers of a step share.
+  /// Whether the layers of a step share the tensor, as they do lengths and tables.
   constexpr bool of_step() const noexcept { return kind == Kind::index || kind == Kind::flags; }
 };
 
@@ -49,7 +50,7 @@ concept HasCache = requires(T& of) { of.cache; };
 template <typename T>
 concept HasOptions = requires(T& of) { of.options; };
 
-/// A call by its parts, whether they hold tensors or what tensors are made of.
+/// A call by its parts. A part holds tensors, or what stands for a tensor of the same name: arrays, handles, C structs.
 template <typename Batch, typename Cache, typename Options>
 struct Call {
   Batch& batch;

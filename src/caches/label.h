@@ -14,12 +14,12 @@ enum class NoPlace { none, request, position, head, page };
 
 struct Label {
   RowFate fate = RowFate::identical;
-  bool other_side = false;    ///< K found in V, or V in K
+  bool other_side = false;    ///< K was found in V, or V in K
   std::int64_t request = -1;  ///< moved to another request: its id
-  std::int64_t head_by = 0;   ///< by the model's numbers
-  std::int64_t shift = 0;     ///< moved: of positions; unlisted: slot minus position
+  std::int64_t head_by = 0;   ///< head in B minus head in A, by the model's numbers
+  std::int64_t shift = 0;     ///< moved: position in B minus position in A; unlisted: slot minus position
   NoPlace no_place = NoPlace::none;
-  Found found{};               ///< changed
+  Found found{};               ///< changed: how the row in its place differs
   bool holds_another = false;  ///< changed: A's row that `request`, `head_by`, `shift` and `other_side` lead to stands there
 
   bool operator==(const Label& other) const noexcept;

@@ -28,13 +28,13 @@ struct Reorder {
   PageOrder source, target;
   std::int64_t first = 0, first_head = 0;
 
-  /// The place in B of a row of A, by model; nullopt if it was cut off.
+  /// The place in B where this order puts a row of A; nullopt if the order cuts the row off.
   std::optional<Place> of(const Place& place, std::int64_t page_size_of_a) const noexcept;
   std::string text() const;
 };
 
-/// Every order that could have been meant, those that keep the caches' declared layouts first. Orders that only move heads or
-/// pages are none.
+/// Every order in which the pages could have been read, beginning with those that keep the caches' declared layouts. An order
+/// that only moves heads or pages is left out.
 std::vector<Reorder> reorders(const View& a, const View& b);
 
 }  // namespace quire::caches

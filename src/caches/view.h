@@ -13,13 +13,13 @@
 
 namespace quire::caches {
 
-/// A row of memory: a slot is page * page_size + offset, a head counts from 0.
+/// A row by its place in memory. A slot is page * page_size + offset; heads count from 0.
 struct Row {
   bool is_k = true;
   std::int64_t slot = 0, head = 0;
   bool operator==(const Row&) const = default;
 };
-/// A row by its place in a request, which counts from 0.
+/// A row by its place in a request. Requests count from 0.
 struct Place {
   bool is_k = true;
   std::int64_t request = 0, head = 0, position = 0;
@@ -27,7 +27,7 @@ struct Place {
 
 class View {
  public:
-  /// Says what does not fit as an error. Tensors must outlive the view.
+  /// Errors: invalid_argument or contract_violation for what does not fit. Tensors must outlive the view.
   static Result<View> create(const CacheContents& contents, const char* name);
 
   const KVCache& cache() const noexcept { return contents_.cache; }
@@ -48,7 +48,7 @@ class View {
   /// A place that lists this row, one of `request` first; nullopt: no request lists its page.
   std::optional<Place> place(const Row& row, std::int64_t request) const;
 
-  /// One row stands for both K and V: fp8_ds_mla.
+  /// Whether one row stands for both K and V, as in fp8_ds_mla.
   bool is_one() const noexcept { return cache().k.dtype == DType::fp8_ds_mla; }
   /// Real values of a row.
   std::vector<double> values(const Row& row) const;
@@ -63,12 +63,12 @@ class View {
   std::unordered_map<std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>> listed_;  ///< page -> (request, column)
 };
 
-/// Rows by their digests. 16 bytes a row.
+/// Finds rows by their digests. A row takes 16 bytes.
 class Index {
  public:
   void add(std::uint64_t digest, const Row& row, const View& view);
   void sort();  ///< before find(); a row that was added twice counts once
-  /// The rows with this digest: at most `most`, but never one alone where there are several.
+  /// The rows with this digest: at most `most`, and at least two if there are several.
   std::vector<Row> find(std::uint64_t digest, const View& view, std::size_t most = 4) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Labels in words.
+// Words for labels, as a comparison of caches prints them.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace quire::caches {
 /// "position 3", "positions 16 to 31".
 std::string positions_text(std::int64_t first, std::int64_t last);
 
-/// Rows whose fate is told: heads by the model's numbers, and sides.
+/// The rows that a text is about: heads by the model's numbers, and sides.
 struct Told {
   std::int64_t first_head = 0, last_head = 0;
   bool k = false, v = false;
@@ -20,7 +20,7 @@ struct Told {
 /// What became of a run: "at positions 32 to 47", "zeros in B". `last` is the last position, resolved.
 std::string text_of(const Segment& segment, std::int64_t last, const Told& told, const View& b, const Trace& trace);
 
-/// The same for a summary, which names no positions: "moved by 1 position", "K and V are swapped".
+/// What became of the rows of a label, without positions, for a summary: "moved by 1 position", "K and V are swapped".
 std::string summary_of(const Label& label, const Told& told, const Trace& trace);
 
 }  // namespace quire::caches

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention reads of the cache and of the block table, for those who put poison everywhere else.
+// What attention reads of the cache and of the block table. Made cases and poison_case() put poison everywhere else.
 #pragma once
 
 #include "quire/problem.hpp"
@@ -8,7 +8,7 @@
 
 namespace quire::capture {
 
-/// Of request r, whose tables and masks are valid.
+/// The keys and pages that rows of request r see. Tables and masks of the request must be valid.
 inline semantics::VisiblePages read_pages(const Problem& p, const Batch& batch, std::int64_t r) {
   const Request& req = p.reqs[static_cast<std::size_t>(r)];
   const auto [prefix, middle, tree] = p.visible_ranges(req);

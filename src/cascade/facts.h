@@ -8,7 +8,7 @@
 
 namespace quire::cascade {
 
-/// Pages of the batch that hold cached keys; the rest of the table is never read. Sound tables in host memory.
+/// Pages of the batch that hold cached keys; the rest of the table is never read. Tables must be sound, and in host memory.
 inline HostTable table_of(const Batch& batch, const Problem& problem) {
   const Tensor& t = batch.block_table;
   HostTable table;

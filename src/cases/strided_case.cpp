@@ -148,7 +148,7 @@ class ViewMaker {
     return views_.strides == Strides::any ? odd_form(t, turn) : engine_form(t, turn);
   }
 
-  /// V in K's rows stays there.
+  /// Keeps a V that lies in K's rows there: the view of V is made of the view of K.
   void place_values(std::vector<Tensor*>& rest) {
     Tensor &k = made_.cache.k, &v = made_.cache.v;
     if (!is_within(v, k)) return;

@@ -202,7 +202,7 @@ void apply_to_merge_many(contract::MergingMany m, Depth depth, Report& report) {
   apply_merge_many_value_rules(m, report);
 }
 
-/// What breaks the search for findings must not look like "no findings".
+/// Reports that the search for findings failed, which must not look like "no findings".
 template <typename Apply>
 Findings collect(Apply&& apply) noexcept {
   try {

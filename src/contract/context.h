@@ -154,7 +154,7 @@ void apply_mask_shape_rules(Context& c);
 void apply_mask_value_rules(Context& c, const Lengths& lengths);
 /// Q-V09 and Q-V10: reads tree_mask.
 void apply_tree_rules(Context& c);
-/// Bits of the rows of a request.
+/// The bits of tree_mask of a request's rows.
 semantics::TreeRows tree_rows(const Context& c, const Lengths& lengths) noexcept;
 /// Whether the tensors of the mask may be read, or are absent.
 bool masks_readable(const Context& c) noexcept;
@@ -178,8 +178,8 @@ void apply_batch_slot_rules(Context& c);
 void apply_ledger_rules(Context& c);
 /// Q-L07: reads the cache.
 void apply_ledger_content_rules(Context& c);
-/// Whether, by the ledger, entry j of a request's row of block_table is the slot of its position j: slots, where pages are
-/// expected.
+/// Whether a request's row of block_table holds slots, where pages are expected: by the ledger, entry j is the slot of position
+/// j.
 bool table_holds_slots(const Context& c, std::int64_t request) noexcept;
 inline constexpr std::string_view kTableHoldsSlots =
     "entry j of this row is the slot of position j: the table holds slots, pages are expected";

@@ -50,7 +50,7 @@ bool continues(const Fault& last, const Fault& next) {
          same_writer && same_move && next.k_same == last.k_same && next.v_same == last.v_same;
 }
 
-/// Collects faults in the order of reads; a run of them is one finding.
+/// Collects faults in the order of reads, and makes one finding of each run of faults.
 class Faults {
  public:
   explicit Faults(Context& c) : c_(c) {}

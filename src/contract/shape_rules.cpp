@@ -162,7 +162,7 @@ void m16_no_overlap(Context& c, std::span<const NamedTensor> tensors) {
 
 // --- cache ------------------------------------------------------------------------------------------------------------
 
-/// AITER keeps K as packed, and x tokens of a dim of V side by side.
+/// Whether V is shuffled as AITER's is: K is packed, and x tokens of a dim of V lie side by side.
 bool shuffled_values(const Context& c) {
   const Tensor &k = c.cache.k, &v = c.cache.v;
   return c.cache.layout == CacheLayout::packed && descriptor_ok(k) && k.rank == 5 && v.rank == 5 && v.shape[4] == k.shape[4] &&

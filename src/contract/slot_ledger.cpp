@@ -29,7 +29,7 @@ struct Record {
   std::int64_t stamp = -2;
 };
 
-/// One page of a cache. A device's is copied to the host.
+/// A cache of one page, which is a view in host memory and a copy of a device's page.
 Result<KVCache> page_of(const KVCache& cache, std::int64_t page, device::Staging& staging) {
   KVCache one = cache;
   Status staged;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: contract. The rules about what tensors hold, alone; and what a ledger learns of an append.
+// Stage: contract. Entry points for calls that check() has seen in part: the rules about values alone, the rules of a cache
+// alone; and what a ledger learns of an append.
 #pragma once
 
 #include "quire/contract.hpp"
@@ -10,7 +11,7 @@ namespace quire::contract {
 /// are those of one in which check() found nothing, and all tensors are in host memory.
 Findings check_values(const Batch& batch, const KVCache& cache, const Options& options) noexcept;
 
-/// The rules of a cache by itself, at depth metadata; with a ledger, that it is of this cache (Q-L05).
+/// Applies the rules of a cache by itself, at depth metadata. With a ledger, also Q-L05: the ledger describes this cache.
 Findings check_cache(const KVCache& cache, const SlotLedger* ledger = nullptr) noexcept;
 
 /// Records the slots of an append that was done: who wrote, and digests if the ledger has them. Waits for a device, whose slots

@@ -18,7 +18,7 @@ namespace quire {
 namespace diagnose_detail {
 namespace {
 
-/// visible pairs x heads x dims that a second of options.reference_seconds may cost.
+/// Visible pairs x heads x dims that may be computed for each second of options.reference_seconds.
 constexpr double kWorkPerSecond = 100e6;
 /// Rows on which faults of keys are tried: each costs attention over all keys.
 constexpr std::size_t kRowsOfKeyFaults = 24;

@@ -32,7 +32,7 @@ struct Localisation {
   std::vector<Compared> rows;                 ///< tokens x heads
   std::vector<std::uint64_t> wrong_dim_bits;  ///< a bit per dim, in whole words, for each of `rows` in turn
   bool complete = false;                      ///< every row was compared
-  bool profiles_tried = true;                 ///< false: time ended the search for a profile
+  bool profiles_tried = true;                 ///< false: time was up before all profiles were tried
   bool wrong_dim(std::size_t compared_row, std::int64_t dim) const;
   std::vector<std::int64_t> wrong_tokens() const;
   bool any_wrong() const;

@@ -26,7 +26,8 @@ struct Hypothesis {
 
 struct Ranking {
   std::vector<Hypothesis> hypotheses;  ///< best first; those that cannot show come last
-  std::vector<std::string> not_tried;  ///< faults and mechanisms without time, each once; not empty: no hypothesis is certain
+  /// Faults and mechanisms that time left no room for, each once. If there are any, no hypothesis is certain.
+  std::vector<std::string> not_tried;
 };
 
 /// Tries combinations of two, greedily, only if no single hypothesis is certain.

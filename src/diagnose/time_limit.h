@@ -12,25 +12,26 @@ namespace quire::diagnose_detail {
 
 class TimeLimit {
  public:
-  /// `seconds`: without end if negative.
+  /// A negative number of seconds never ends.
   explicit TimeLimit(double seconds) : seconds_(seconds), cpu_(cpu_seconds()) {}
 
-  /// What is left of the time, but half of it at least: localising the wrong cells takes what it takes.
+  /// A limit of the time that is left, and of half of the whole time at least: a slow localisation of the wrong cells must not
+  /// leave the search without time.
   TimeLimit rest() const {
     constexpr double kLeast = 0.5;
     TimeLimit left(seconds_ < 0 ? -1 : std::max(seconds_ - spent(), kLeast * seconds_));
     left.named_ = seconds_;
     return left;
   }
-  /// A share of the time, from now on, but no more than what is left.
+  /// A limit of a share of the time, from now on, but of no more than what is left.
   TimeLimit part(double share) const {
     return TimeLimit(seconds_ < 0 ? -1 : std::clamp(seconds_ - spent(), 0.0, share * seconds_));
   }
   /// The time that the caller gave.
   double named() const { return named_; }
   bool is_up() const { return seconds_ >= 0 && spent() >= seconds_; }
-  /// Runs a part of the search. False if time was up before it or within it. What the caller's own scope ends goes on to the
-  /// caller.
+  /// Runs a part of the search. Returns false if time was up before the part or within it. Throws Interrupted if a scope of the
+  /// caller ended.
   template <typename Work>
   bool run(Work&& work) const {
     if (is_up()) return false;

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 constexpr unsigned kPermissions = 07777;
 
-/// The file that a link leads to, which is the one to replace; other paths as they are.
+/// The file to replace: the one that a link leads to, or the path itself.
 std::string target_of(const std::string& path) {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::canonical(path, error);

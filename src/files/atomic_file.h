@@ -16,18 +16,18 @@ namespace quire::files {
 
 /// Modes of a file that did not exist, in octal; the umask of the process takes bits away. A wrong mode shows users' data to
 /// other accounts of the machine, or keeps a report from them.
-inline constexpr unsigned kReport = 0666;    ///< whoever the umask lets
-inline constexpr unsigned kUserData = 0600;  ///< the owner alone: a capture holds keys and values of users' texts
+inline constexpr unsigned kReport = 0666;    ///< for whomever the umask admits
+inline constexpr unsigned kUserData = 0600;  ///< for the owner alone: a capture holds keys and values of users' texts
 
-/// Writes beside `path` and renames on commit(); without commit() nothing remains, whatever ends the process, where the file
-/// system has nameless files.
+/// Writes a file beside `path`, which takes the place of `path` on commit(). Without commit() nothing remains. Where the file
+/// system has nameless files, nothing remains of a process that is killed, either.
 class AtomicFile {
  public:
   AtomicFile() = default;
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
-  /// `new_mode`: of a file that does not exist.
+  /// `new_mode` is the mode of a file that did not exist.
   Status open(const std::string& path, unsigned new_mode);
   Status write(std::span<const std::byte> bytes);
   Status commit();
@@ -36,8 +36,8 @@ class AtomicFile {
   Status fail(const char* what) const;
   std::string free_name() const;
   Status link();
-  std::string path_, target_;  ///< as the caller wrote it, and behind links
-  std::string temporary_;      ///< name of what is written; empty while it has none
+  std::string path_, target_;  ///< the path as the caller wrote it, and the path behind links
+  std::string temporary_;      ///< name of the file that is written; empty while the file has none
   int fd_ = -1;
 };
 

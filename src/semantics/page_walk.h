@@ -46,8 +46,8 @@ constexpr QUIRE_HD std::int64_t columns_held(std::int64_t num_keys, std::int64_t
   return needed < width ? needed : width;
 }
 
-/// A request's row of the block table, as kernels read it: an entry that is no page is page 0. No row sees a key of such a page,
-/// whose place in a tile must have an address for all that.
+/// A request's row of the block table, as kernels read it: an entry that is no page is page 0. No row sees a key of such an
+/// entry, but the key has a place in a tile, which needs an address.
 struct PageRow {
   IndexView entries;
   std::int64_t num_pages = 0;

@@ -14,7 +14,7 @@ namespace quire::semantics {
 
 /// The bits of all rows of a request.
 struct TreeRows {
-  TreeBits first;  ///< of row 0
+  TreeBits first;  ///< bits of row 0
   std::int64_t bytes_of_row = 0, rows = 0, tree_begin = 0;
 
   QUIRE_HD TreeBits of_row(std::int64_t row) const { return {first.data + row * bytes_of_row, first.stride}; }
@@ -29,8 +29,8 @@ struct TreeRows {
   }
 };
 
-/// Columns of the table. Few requests have a tree, and few entries of a tree are wild: its bits are read where a column is asked
-/// about that only the tree has keys in.
+/// The columns of a request's row whose entries are read. The bits of a tree are read for columns that have keys of the tree
+/// alone: few requests have a tree, and few entries of a tree are wild.
 struct VisiblePages {
   SeenKeys keys;  ///< cached keys
   std::int64_t page_size = 1;
@@ -56,7 +56,7 @@ struct VisiblePages {
       if (key < end) visit(key, end);
     }
   }
-  /// Columns that a table needs, which has `width` of them: a tree's bits are read where it has fewer than all keys would need.
+  /// Columns that a table needs. A tree's bits are read if the table has fewer columns, `width`, than all keys would need.
   QUIRE_HD std::int64_t needed(std::int64_t width) const {
     std::int64_t last = columns(keys.hull()).end;
     if (last <= width || keys.tree.end == 0) return last;

@@ -26,8 +26,8 @@ inline std::size_t at_least_one(int num_threads) { return static_cast<std::size_
 /// is thrown again here. All of them work for the calling thread's InterruptScope.
 void on_threads(std::size_t num_threads, const std::function<void()>& run);
 
-/// work(i) once for every i in [0, count), each by the next free thread; none is begun after an exception, which the end of the
-/// calling thread's InterruptScope is, too.
+/// work(i) once for every i in [0, count), each by the next free thread. No call of work() begins after an exception; the end of
+/// the calling thread's InterruptScope is one.
 template <typename Work>
 void for_each_index(std::size_t count, std::size_t num_threads, Work&& work) {
   std::atomic<std::size_t> next{0};

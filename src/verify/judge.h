@@ -98,8 +98,8 @@ class Judge {
   std::vector<CheckResult> results_;
 };
 
-/// Names of the fewest inputs found that fail strided_inputs if they alone are views: "block_table"; empty if none do. Makes
-/// about ten calls.
+/// Names a small set of inputs that still fail strided_inputs when they alone are views: "block_table"; empty if there is none.
+/// Makes about ten calls.
 std::string inputs_to_blame(const Target& target, const Prepared& p);
 
 /// Poisons the case for one phase; a sparse case stays as it is.

@@ -18,7 +18,7 @@ struct Mutant {
   std::string check;  ///< mutant of the call: the check that exists to notice it; empty for the catalogue
   /// Mutant of the call: returns whether it makes a difference on a case. Null for the catalogue, whose outputs tell.
   std::function<bool(const Prepared&)> can_show = {};
-  /// Mutant that errs on views alone (check strided_inputs). `can_show` then says whether the case has the tensor at all.
+  /// Whether the mutant errs on views alone (check strided_inputs). `can_show` then says whether the case has the input.
   bool of_views = false;
 };
 
@@ -28,7 +28,8 @@ std::vector<Mutant> catalogue_mutants();
 /// Mutants of the call: the fp64 reference, rounded once, called with one mistake. Each mutant breaks one promise of Target.
 std::vector<Mutant> call_mutants();
 
-/// Mutants of views: the same, with an input whose strides are not read. One for each input that a call reads.
+/// Mutants of views: the fp64 reference, rounded once, which reads one input as if it were contiguous. There is one for each
+/// input that a call reads, and one that reads K by the strides of V.
 std::vector<Mutant> view_mutants();
 
 /// Target without a mistake, the fp64 reference rounded once: no check may fail.

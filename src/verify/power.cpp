@@ -115,7 +115,7 @@ class Power {
     }
   }
 
-  /// Mutants of views leave the case as it is, so all of them share one.
+  /// Mutants of views change no case, so all of them are asked the same prepared case.
   void plant_views(const PowerCase& c) {
     std::vector<std::size_t> list = alive(Kind::views);
     if (list.empty() || options_.skipped.contains("strided_inputs")) return;

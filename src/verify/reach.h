@@ -17,19 +17,19 @@ namespace quire::verify_detail {
 
 /// A value of an axis.
 struct AxisValue {
-  std::string fields;  ///< the members of Batch, KVCache and Options whose value it is, by the names of fields.inc
+  std::string fields;  ///< members of Batch, KVCache and Options that have the value, by the names of fields.inc
   std::string words;   ///< "k_scale head"
   std::function<bool(const ProblemLine&)> has;
-  std::string without;  ///< `--supports` that asks for batches without it, "kscale=none"; empty if there is none
+  std::string without;  ///< `--supports` that asks for batches without the value, "kscale=none"; empty if there is none
 };
 
-/// Every value of every axis that problem lines have, and those that no line has.
+/// Every value of every axis, also those that no problem line can have.
 const std::vector<AxisValue>& axes();
 
 class ReachCount {
  public:
   void add(const ProblemLine& line);
-  /// Strides of inputs that a served case was asked.
+  /// Counts the strides of inputs with which a served case was asked.
   void add(Strides strides) { strides_ = std::max(strides_, strides); }
 
   /// Returns the reach; it has no ranges if no line was added.

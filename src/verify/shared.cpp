@@ -11,7 +11,7 @@
 namespace quire::verify_detail {
 namespace {
 
-constexpr std::size_t kFewest = 3;  ///< failing cases; fewer are read one by one
+constexpr std::size_t kFewest = 3;  ///< failing cases that a sentence is made for; fewer cases are read one by one
 
 /// A property, and the failing cases that have it.
 struct Candidate {
@@ -24,7 +24,7 @@ struct Candidate {
   }
 };
 
-/// Lines of cases with rows: a case without any passes, whatever it has.
+/// Lines of cases that have rows: a case without rows passes, whatever else it has.
 std::vector<ProblemLine> lines_of(const std::vector<CaseResult>& cases, CaseStatus status) {
   std::vector<ProblemLine> lines;
   for (const CaseResult& c : cases)
@@ -52,7 +52,7 @@ std::vector<Candidate> candidates(const std::vector<ProblemLine>& failing, const
   return list;
 }
 
-/// The one check that failing cases fail, if it is one and a target can be asked without it.
+/// The check that failing cases fail, if all of them fail the same one; else empty.
 std::string only_check(const std::vector<CaseResult>& cases) {
   std::set<std::string> failed;
   for (const CaseResult& c : cases)

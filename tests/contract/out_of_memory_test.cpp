@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that runs out at any allocation of a public call: the call does not throw, and its status is out_of_memory.
 //
-// operator new of this program counts down when it is told to, and then finds no more memory until the call has returned.
+// The operator new of this program can be told to count down. At zero it finds no more memory until the call has returned.
 #include <gtest/gtest.h>
 
 #include <atomic>

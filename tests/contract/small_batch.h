@@ -148,7 +148,7 @@ class SmallBatch {
     batch.value = Tensor::contiguous(wide.data(), DType::f32, kTokens, kKvHeads, kDims);
   }
 
-  /// The ledger knows what the slots hold.
+  /// Gives the batch a ledger with digests of what the slots hold.
   void keep_digests() {
     ledger = SlotLedger(kPages, kPage, /*digests=*/true);
     fill_cache();

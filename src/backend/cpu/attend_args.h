@@ -93,7 +93,7 @@ struct AttendArgs {
   InterruptScope* interrupt = nullptr;  ///< an item ends between two segments when this has ended; null = never
 };
 
-/// The pages of a request.
+/// The row of the block table of a request.
 QUIRE_HD semantics::PageRow pages_of(const AttendArgs& a, std::int64_t req) {
   return {semantics::index_row(a.block_table, req), a.num_pages};
 }

@@ -44,8 +44,8 @@ std::span<const Step> steps_of(std::size_t lists, Order order) {
   return {kInTurn, lists};
 }
 
-/// Kernel, list and arguments that serve a list of the plan, given the tensors of a call. Kernels are asked and launched with all
-/// numbers of the list that serves.
+/// Finds the kernel, list and arguments that serve a list of the plan, given the tensors of a call. A kernel is asked and
+/// launched with all numbers of the list that serves.
 Served serve(const DeviceList& list, const Plan& plan, const gpu::GenericArgs& args) {
   Served served{find_entry(list.kernel), list, args};
   while (served.kernel->reads != nullptr && !served.kernel->reads(served.args, served.list)) {

@@ -25,7 +25,7 @@ QUIRE_DEVICE bool is_refused(const AttendArgs& a) {
 #endif
 }
 
-/// Whether a broken rule was found, by attend kernels, too, which do not refuse.
+/// Whether a broken rule was found, also by an attend kernel, which refuses no call.
 QUIRE_DEVICE bool is_broken(const AttendArgs& a) {
 #if defined(__HIP__)
   return hip::atomic_get(&a.outcome->broken) != 0;

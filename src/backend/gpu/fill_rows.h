@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage: attend, behind all of its kernels, in calls that ask for it. Padding rows become zero; of a call that was refused,
-// or found broken by an attend kernel, all rows become NaN.
+// Stage: attend, behind all attend kernels, in calls that ask for it. Padding rows become zero. All rows become NaN in a call
+// that was refused, or that an attend kernel found broken.
 #pragma once
 
 #include "backend/gpu/runtime.h"

@@ -15,7 +15,8 @@ namespace quire::gpu {
 constexpr int kSoftmaxLanes = kGenericThreads / kGenericTileRows;  ///< neighbouring threads of one wave that share a row
 constexpr int kKeysPerLane = kGenericTileKeys / kSoftmaxLanes;
 
-/// A maximum is such a product, rounded. What is fused with its subtraction differs from it by half a unit of a huge logit.
+/// A maximum is a product that was rounded. A product that is fused with the subtraction of the maximum is not rounded, and may
+/// differ by half a unit of a huge logit.
 struct ScoreOps : semantics::FloatOps {
   QUIRE_DEVICE static float mul(float a, float b) { return gpu::mul(a, b); }
 };

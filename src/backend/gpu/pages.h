@@ -13,7 +13,7 @@ namespace quire::gpu {
 
 constexpr std::int64_t kNoPage = -1;
 
-/// Which entries of a request's row may be read. Its lengths are sound.
+/// Which entries of a request's row of the block table may be read. The lengths of the request are sound.
 QUIRE_DEVICE semantics::VisiblePages visible_pages(const AttendArgs& a, const Sight& sight, std::int64_t first_token,
                                                    std::int64_t query_len, std::int64_t cached_len) {
   semantics::VisiblePages pages;
@@ -35,14 +35,14 @@ QUIRE_DEVICE std::int64_t page_at(const AttendArgs& a, std::int64_t req, std::in
   return static_cast<std::uint64_t>(page) < static_cast<std::uint64_t>(a.num_pages) ? page : kNoPage;
 }
 
-/// Of an attend kernel that meets kNoPage where a row sees a key: rows of the call are wrong, and attend_status() says so. The
-/// permit stays: threads that have read it and threads that will must agree.
+/// Records that an attend kernel met kNoPage where a row sees a key: rows of the call are wrong, and attend_status() says so. The
+/// permit of the call stays, because threads that have read the permit and threads that will read it must agree.
 QUIRE_DEVICE void note_missing_page(const AttendArgs& a) {
   atomic_set(&a.outcome->broken, 1);
   if (a.ticket_word != nullptr) store_for_host(a.ticket_word, a.ticket);
 }
 
-/// page_at() where a row sees a key of the page: page 0 stands in for none.
+/// page_at() for a page of which a row sees a key. Where there is no page, the call is noted as wrong, and page 0 stands in.
 QUIRE_DEVICE std::int64_t seen_page_at(const AttendArgs& a, std::int64_t req, std::int64_t column) {
   const std::int64_t page = page_at(a, req, column);
   if (page == kNoPage) note_missing_page(a);

@@ -15,7 +15,7 @@
 
 namespace quire::gpu {
 
-/// Whether this thread finds an entry that is no page and is read, among entries [first, first + kValidateColumns).
+/// Whether this thread finds an entry that is read and is no page, among entries [first, first + kValidateColumns).
 QUIRE_DEVICE bool has_bad_page(const AttendArgs& a, std::int32_t req, std::int64_t first, const semantics::VisiblePages& pages,
                                const semantics::KeyRange& columns) {
   bool bad = false;

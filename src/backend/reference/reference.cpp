@@ -217,7 +217,7 @@ class Oracle {
   }
 
   /// Positions [first, end) outside of which the row at q sees no key but a tree's, in rising order of `first`: the prefix, the
-  /// window within the chunk, the span. The length of the request has no part in it: it may be far more than anybody sees.
+  /// window within the chunk, the span. The length of the request does not count: it may be far more than any row sees.
   std::vector<std::pair<std::int64_t, std::int64_t>> ranges_of(std::int64_t r, std::int64_t q) const {
     const std::int64_t later = causal(r) ? 0 : std::min(options_.window_right.value_or(kWidestWindow), kWidestWindow);
     const std::int64_t window = std::min(options_.sliding_window.value_or(kWidestWindow), kWidestWindow);

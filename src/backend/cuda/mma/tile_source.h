@@ -34,7 +34,7 @@ struct TileSource {
   static constexpr bool kPacked = false;
   static constexpr int kBlockKeys = 16;  ///< keys of block()
 
-  /// Addresses of the key and of the value at `position`, which are cached and seen, or in a page that is.
+  /// Addresses of the key and the value at `position`. They are cached, and some row sees them or another key of their page.
   __device__ BlockStarts cached_rows(int position) const {
     const std::int64_t id = gpu::seen_page_at(a, item.slice.req, position / a.page_size), offset = position % a.page_size;
     return {static_cast<const Byte*>(a.cache_k.data) + a.cache_k.strides.row(id, item.kv_head, offset) * kCacheBytes,

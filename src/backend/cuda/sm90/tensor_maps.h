@@ -10,7 +10,7 @@ namespace quire::cuda::sm90 {
 bool is_packed(const gpu::AttendArgs& args);
 /// The caches can be read by boxes.
 bool takes_boxes(const gpu::AttendArgs& args);
-/// There are rows, and all that prefill reads can be read by boxes. (A tensor map of no rows is refused by the driver.)
+/// Whether there are rows, and all that prefill reads can be read by boxes. (The driver refuses a tensor map of no rows.)
 bool takes_prefill_boxes(const gpu::AttendArgs& args);
 
 /// Keys of a latent cache can be read by boxes, and query rows 16 bytes at a time (mla/).

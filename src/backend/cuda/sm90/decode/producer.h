@@ -33,7 +33,8 @@ struct Producer {
     Boxes seen{};
   };
 
-  /// Page of a box that holds a key which some row sees. No page is outside the tensor: zeros.
+  /// Page of a box that holds a key which some row sees. An entry that is no page gives one outside the tensor, which reads as
+  /// zeros.
   __device__ int page_of(int req, int box) const {
     const int column = maps.page_boxes == 1 ? box : quotient(box, maps.page_boxes);
     const gpu::BlockTable& table = a.block_table;

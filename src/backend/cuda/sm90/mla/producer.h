@@ -43,7 +43,7 @@ struct Producer {
           is_mine(span, n, run) ? gpu::page_at(a, item.slice.req, (n * kKeys + key_of_lane(run)) / a.page_size) : gpu::kNoPage;
     return pages;
   }
-  /// No page gives zeros, or is not copied.
+  /// A token without a page becomes zeros, or is not copied.
   __device__ Tokens tokens_of(const KeySpan& span, int n, const Pages& pages) const {
     Tokens tokens;
     tokens.count = 0;
