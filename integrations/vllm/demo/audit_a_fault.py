@@ -54,16 +54,22 @@ def fullest_report(folder: pathlib.Path) -> dict:
 def wait_for_steps(folder: pathlib.Path, answers: list[Answer], seconds: float = 30.0) -> None:
     """A report is some seconds behind its steps, and a server that is stopped kills its workers."""
     end = time.monotonic() + seconds
-    while missing(fullest_report(folder), answers) and time.monotonic() < end:
+    while too_few_steps(fullest_report(folder), answers) and time.monotonic() < end:
         time.sleep(0.5)
 
 
 def missing(report: dict, answers: list[Answer]) -> str:
-    """What the report lacks. An answer's tokens come one in a step."""
-    steps, served = report["counts"].get("steps", 0), max(answer.tokens for answer in answers)
-    if steps < served:
-        return f"the report has {steps} of at least {served} steps"
-    return "; ".join(f"{count} failures of the audit's own {kind}" for kind, count in report.get("errors", {}).items())
+    """What the report lacks."""
+    failures = ", ".join(f"{kind} {count} times" for kind, count in report.get("errors", {}).items())
+    return too_few_steps(report, answers) or (f"the audit itself failed: {failures}" if failures else "")
+
+
+def too_few_steps(report: dict, answers: list[Answer]) -> str:
+    """An answer's tokens come one in a step. A server whose answers have no token has served nothing that could be looked at."""
+    steps, served = report["counts"].get("steps", 0), max((answer.tokens for answer in answers), default=0)
+    if not served:
+        return "no answer has a token"
+    return f"the report has {steps} of at least {served} steps" if steps < served else ""
 
 
 def told(report: dict) -> str:

@@ -410,7 +410,10 @@ def test_a_ledger_that_would_begin_too_late_is_not_begun(engine, monkeypatch):
     for _ in range(6):
         running.step(go_on=[("first", 1)])
     assert auditor.report.alarms == []
-    assert auditor.boundary.errors == {"tables": 7}
+    pages = running.messages.requests["first"][0]
+    running.step(new=[("second", 4)], finished=["first"], shared={"second": (pages[:2], 16)})  # in pages that the first one wrote
+    assert auditor.report.alarms == []
+    assert auditor.boundary.errors == {"tables": 8}
 
 
 def test_a_layer_that_cannot_be_read_is_tried_once_and_the_others_are_looked_at(engine, monkeypatch):
@@ -427,6 +430,38 @@ def test_a_layer_that_cannot_be_read_is_tried_once_and_the_others_are_looked_at(
     assert auditor.boundary.errors == {"layer": 1}
     assert auditor.report.counts["visits"] == 2 * 16
     assert "layer layers.1" in auditor.report.facts
+
+
+class OwnWrites:
+    """A backend of vLLM whose attention writes the cache, so that vLLM asks no write of it."""
+
+    __init__, _cache = StandInImpl.__init__, staticmethod(StandInImpl._cache)
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output):
+        StandInImpl.do_kv_cache_update(self, layer, key, value, kv_cache, attn_metadata.common.slot_mapping)
+        return StandInImpl.forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
+
+
+def test_layers_that_write_in_their_attention_are_tried_once(engine, monkeypatch):
+    monkeypatch.setattr(StandIn, "get_impl_cls", staticmethod(lambda: OwnWrites))
+    running, auditor = engine()
+    for impl in running.impls:
+        impl.do_kv_cache_update = lambda *_: None
+    serve(running, 14)
+    assert auditor.boundary.errors == {"layer": LAYERS}
+    assert auditor.unread == set(StandInBuilder.layer_names)
+    assert auditor.report.counts["table rows"] > 0
+
+
+def test_a_trace_that_breaks_leaves_the_other_requests_alarms(engine, monkeypatch):
+    running, auditor = engine()
+    serve(running, 4)
+    broken = [auditor.statement.requests[name] for name in "ab"]
+    monkeypatch.setattr(watch.Values, "read", lambda _: broken)
+    monkeypatch.setattr(watch.Judge, "lost", lambda *_: 1 / 0)
+    running.step(go_on=[("c", 1)])
+    assert [(alarm.kind, alarm.request) for alarm in auditor.report.alarms] == [("values", "a"), ("values", "b")]
+    assert auditor.boundary.errors == {"values": 2}
 
 
 def test_a_fault_on_a_full_disk_is_found_and_written_when_there_is_room(engine, full_disk, caplog):

@@ -21,9 +21,14 @@ def test_a_report_of_fewer_steps_than_an_answer_has_tokens_is_told():
     assert audit_a_fault.missing({"counts": {"steps": 27}}, _ANSWERS) == ""
 
 
+def test_a_server_that_answers_nothing_proves_nothing():
+    for answers in ([], [Answer("", 0, 0.0, 1.0)]):
+        assert audit_a_fault.missing({"counts": {}}, answers) == "no answer has a token"
+
+
 def test_failures_of_the_audit_are_told():
-    report = {"counts": {"steps": 30}, "errors": {"layer": 1}}
-    assert audit_a_fault.missing(report, _ANSWERS) == "1 failures of the audit's own layer"
+    report = {"counts": {"steps": 30}, "errors": {"layer": 1, "tables": 30}}
+    assert audit_a_fault.missing(report, _ANSWERS) == "the audit itself failed: layer 1 times, tables 30 times"
 
 
 def test_the_report_of_the_last_steps_is_waited_for(tmp_path):

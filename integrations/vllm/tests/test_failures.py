@@ -174,6 +174,16 @@ def test_what_could_not_be_written_is_in_the_metrics_of_another_process(tmp_path
     assert metrics(Collector(report.folder))["quire_audit_alarms"]["memory"] == 1
 
 
+def test_a_process_that_may_start_no_thread_has_its_report_in_shared_memory(tmp_path, monkeypatch):
+    """As a process may when it ends (Python 3.12)."""
+    report = Report(str(_under_a_file(tmp_path)), captures=0)
+    report.counts["steps"] = 27
+    monkeypatch.setattr(threading.Thread, "start", lambda _: 1 / 0)
+    report.write()
+    assert read_reports(report.folder)[0]["counts"] == {"steps": 27}
+    assert report.boundary.errors == {"report": 2}
+
+
 def test_a_folder_in_shared_memory_that_another_user_made_is_not_used(tmp_path, shared_memory, metrics):
     report = Report(str(_under_a_file(tmp_path)), captures=0)
     elsewhere = tmp_path / "elsewhere"
@@ -226,6 +236,24 @@ def test_one_kind_of_failure_is_logged_once_a_minute(caplog):
     assert told[0].getMessage().startswith("quire audit: report failed, 1 times so far")
     assert "61 times" in told[2].getMessage()
     assert [record.exc_info is not None for record in told] == [True, True, False, False, False, False]
+
+
+def test_time_of_another_thread_is_no_time_of_a_step():
+    from quire_vllm.audit.boundary import Boundary
+
+    boundary, charged = Boundary(), []
+    boundary.charge_to(charged.append)
+
+    def fail():
+        with boundary("report"):
+            raise OSError(5, "Input/output error")
+
+    other = threading.Thread(target=fail)
+    other.start()
+    other.join()
+    assert (charged, boundary.errors) == ([], {"report": 1})
+    fail()
+    assert (len(charged), boundary.errors) == (1, {"report": 2})
 
 
 def test_what_a_user_does_and_a_stop_pass_the_boundary():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +24,18 @@ class AuditError(RuntimeError):
 
 
 class Boundary:
-    """``errors``: how often each kind of work has failed in this process. ``charge`` is told the seconds that a failure took."""
+    """``errors``: how often each kind of work has failed in this process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self.errors: collections.Counter[str] = collections.Counter()
-        self.charge: Callable[[float], None] | None = None
         self.clock = clock
+        self._charge: Callable[[float], None] | None = None
+        self._thread = 0
         self._logged: dict[str, float] = {}
+
+    def charge_to(self, charge: Callable[[float], None]) -> None:
+        """``charge`` is told the seconds of a failure in the calling thread, which is the engine's. No step waits for other threads."""
+        self._charge, self._thread = charge, threading.get_ident()
 
     def __call__(self, kind: str) -> _Part:
         return _Part(self, kind)
@@ -39,8 +45,8 @@ class Boundary:
         try:
             self.errors[kind] += 1
             now = self.clock()
-            if self.charge is not None:
-                self.charge(now - begun)
+            if self._charge is not None and threading.get_ident() == self._thread:
+                self._charge(now - begun)
             if now - self._logged.get(kind, -_LOG_SECONDS) >= _LOG_SECONDS:
                 again = kind in self._logged
                 self._logged[kind] = now

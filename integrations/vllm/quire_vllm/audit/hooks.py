@@ -66,7 +66,7 @@ def auditor() -> Auditor:
         chosen = settings.read()
         _state["plant"] = Plant.named(chosen.plant)
         _state["auditor"] = made = Auditor(chosen, boundary=boundary())
-        # Processes that multiprocessing starts run no atexit functions, but these.
+        # Finalizers of multiprocessing also run in the processes that it starts, in which atexit functions do not.
         multiprocessing.util.Finalize(None, made.report.write, exitpriority=1)
     return _state["auditor"]
 
@@ -238,7 +238,8 @@ def _audited_impl(base: type, backend: type) -> type:
             tables = getattr(attn_metadata, _MARK, None) if a is not None else None
             if tables is not None:
                 with _boundary("attention"):
-                    _visit(a, self, layer, Call(query, key, value, kv_cache, output, tables), super().do_kv_cache_update)
+                    write = getattr(super(), "do_kv_cache_update", None)
+                    _visit(a, self, layer, Call(query, key, value, kv_cache, output, tables), write)
             return result
 
     return type(f"Audited{base.__name__}", (Impl,), {})
@@ -269,6 +270,8 @@ def _known(a: Auditor, impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: tor
 
 
 def _get_to_know(a: Auditor, impl: Any, layer: Any, kv_cache: torch.Tensor, dtype: torch.dtype, write: Any) -> None:
+    if write is None:  # HPC_ATTN of vLLM 0.32
+        raise TypeError("the backend writes its cache inside its attention, so that its layout cannot be found")
     page_size = int(kv_cache.shape[2])  # of [blocks, kv_heads, block_size, 2 * head_dim]
 
     def into(key: torch.Tensor, value: torch.Tensor, scratch: torch.Tensor, slots: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from typing import Any
@@ -36,7 +37,7 @@ KINDS = {
 }
 _KEPT = 100  # alarms that a report holds in full
 _SHARED_MEMORY = "/dev/shm"  # a file system of every Linux, in containers as well; without it such reports are not written
-_RETRY_SECONDS = 10.0  # after which a report that could not be written is tried again; fewer only make more log lines
+_RETRY_SECONDS = 10.0  # after which a report that could not be written is tried again, also without a step; fewer take more time of a full disk
 _ALARM_SECONDS = 1.0  # between two writes of a report for alarms that repeat
 
 _log = logging.getLogger("vllm.quire")
@@ -122,12 +123,12 @@ class Report:
             if not written.failed:
                 _remove(os.path.join(spare, _name()))
                 return
-            self._write_in(_RETRY_SECONDS)  # no step may follow
             with self.boundary("report in memory"):
                 os.makedirs(spare, mode=0o700, exist_ok=True)
                 if not _is_own(spare):
                     raise PermissionError(f"{spare} is another user's")
                 self._put(spare)
+            self._write_in(_RETRY_SECONDS)  # no step may follow; a process that ends may start no thread, so that this comes last
 
     def _write_in(self, seconds: float) -> None:
         """The steps behind the last one that wrote must not be lost when the engine has nothing more to do."""
@@ -171,8 +172,12 @@ def _spare_folder(folder: str) -> str:
 
 
 def _is_own(path: str) -> bool:
-    """Whether this user made the folder: in shared memory anybody may have been first."""
-    return os.path.isdir(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid()
+    """Whether this user made the folder: in shared memory anybody may have been first. A link is nobody's folder."""
+    try:
+        found = os.lstat(path)  # one look, between whose parts nobody can change what stands there
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _told(diagnosis: Any) -> str:

@@ -35,6 +35,7 @@ class Statement:
         self.step = 0
         self.requests: dict[str, Request] = {}
         self.scheduled: list[Request] = []
+        self.begun = 0  # the step in which the first request started
         self.exact_lengths = True  # False: tokens were speculated, and fewer may have been accepted than the scheduler counts
         self._number = 0
 
@@ -71,6 +72,7 @@ class Statement:
 
     def _start(self, name: str, pages: list[list[int]], computed: int, trusted: bool) -> None:
         self._number += 1
+        self.begun = self.begun or self.step
         self.requests[name] = Request(
             name, self._number, pages, computed, prefix=computed, started=self.step, trusted=trusted and computed > 0
         )

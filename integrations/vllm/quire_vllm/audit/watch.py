@@ -53,7 +53,7 @@ class Auditor:
         self.settings = settings
         self.boundary = boundary or Boundary()
         self.budget = Budget(settings.budget, *([clock] if clock else []))
-        self.boundary.charge = self.budget.charge
+        self.boundary.charge_to(self.budget.charge)
         self.statement = Statement()
         self.report = Report(settings.folder, settings.captures, settings.action, self.boundary)
         self.ledgers: dict[int, Ledger] = {}
@@ -148,7 +148,8 @@ class Auditor:
             text = f"the row of its last token is not finite; all of the request is looked at {when}"
             self.report.alarm(Alarm("values", self.statement.step - 1, self._last, request.name, text))
             if not hunted:
-                self.judge.lost(list(self.layers.values()), request)
+                with self.boundary("values"):  # the other requests are told of all the same
+                    self.judge.lost(list(self.layers.values()), request)
 
     def looks(self) -> bool:
         """Whether this step needs its tables."""
@@ -183,8 +184,8 @@ class Auditor:
         return tables
 
     def _open_ledger(self, group: int, ledger: Ledger) -> Ledger:
-        """Begins with the first step of the group. A ledger that misses writes would call them foreign."""
-        if any(request.started < self.statement.step for request in self.statement.requests.values()):
+        """Begins with the first request. A ledger that misses writes would call them foreign, also in prefixes of requests that start later."""
+        if self.statement.begun < self.statement.step:
             raise RuntimeError(f"the first tables of KV cache group {group} were missed, so that its slots are not known")
         ledger.record(self.statement.scheduled, group, self.statement.step)
         self.ledgers[group] = ledger
