@@ -15,6 +15,7 @@
 #include "quire/plan.hpp"
 #include "quire/predict.hpp"
 #include "quire/executor.hpp"
+#include "quire/interrupt.hpp"
 #include "quire/workspace.hpp"
 #include "quire/attention.hpp"
 #include "quire/cascade.hpp"

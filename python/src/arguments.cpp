@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "errors.hpp"

@@ -11,6 +11,7 @@
 #include "errors.hpp"
 #include "quire/compare_caches.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -62,10 +63,7 @@ Side side_of(nb::handle given, const char* name, nb::handle heads) {
 
 CacheComparison compare_caches(nb::handle a, nb::handle b, nb::handle heads_of_a, nb::handle heads_of_b) {
   const Side of_a = side_of(a, "a", heads_of_a), of_b = side_of(b, "b", heads_of_b);
-  const nb::gil_scoped_release unlocked;
-  quire::Result<CacheComparison> result = quire::compare_caches(of_a.contents, of_b.contents);
-  const nb::gil_scoped_acquire locked;
-  return unwrap(std::move(result));
+  return unwrap(without_gil([&] { return quire::compare_caches(of_a.contents, of_b.contents); }));
 }
 
 nb::dict counts(const CacheComparison& c) {

@@ -11,6 +11,7 @@
 #include "src/files/atomic_file.h"
 #include "src/text/duration.h"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -26,10 +27,7 @@ std::string path_text(nb::handle path) {
 
 PyCase read_capture(nb::handle path) {
   const std::string text = path_text(path);
-  const nb::gil_scoped_release unlocked;
-  quire::Result<Case> result = quire::read_capture(text);
-  const nb::gil_scoped_acquire locked;
-  return {unwrap(std::move(result))};
+  return {unwrap(without_gil([&] { return quire::read_capture(text); }))};
 }
 
 PyCase make_case(nb::handle problem) {
@@ -38,10 +36,7 @@ PyCase make_case(nb::handle problem) {
   const quire::ProblemLine line = nb::isinstance<quire::ProblemLine>(problem)
                                       ? nb::cast<const quire::ProblemLine&>(problem)
                                       : unwrap(quire::parse_problem_line(nb::cast<std::string>(problem)));
-  const nb::gil_scoped_release unlocked;
-  quire::Result<Case> result = quire::make_case(line);
-  const nb::gil_scoped_acquire locked;
-  return {unwrap(std::move(result))};
+  return {unwrap(without_gil([&] { return quire::make_case(line); }))};
 }
 
 void poison_case(PyCase& c, const std::string& kind) {

@@ -8,6 +8,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "quire/interrupt.hpp"
+
 namespace quire_python {
 namespace {
 
@@ -27,10 +29,6 @@ const char* class_name(quire::Code code) {
   }
   return "InternalError";
 }
-
-}  // namespace
-
-namespace {
 
 void set_error(const quire::Status& status) {
   nb::object cls = nb::module_::import_("quire.errors").attr(class_name(status.code()));
@@ -54,6 +52,8 @@ void bind_errors() {
       set_error({quire::Code::out_of_memory, "out of memory"});
     } catch (const std::length_error&) {  // a size that no memory has
       set_error({quire::Code::out_of_memory, "out of memory"});
+    } catch (const quire::Interrupted&) {  // a call inside of another: the outer one raises what the signal's handler raised
+      PyErr_SetNone(PyExc_KeyboardInterrupt);
     }
   });
 }

@@ -13,6 +13,7 @@
 #include "executor.hpp"
 #include "quire/predict.hpp"
 #include "types.hpp"
+#include "without_gil.hpp"
 
 namespace quire_python {
 namespace {
@@ -45,10 +46,7 @@ Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, 
   PlanSettings settings = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, b);
   settings.max_query_len = max_query_len;
   settings.max_seq_len = max_seq_len;
-  const nb::gil_scoped_release unlocked;
-  quire::Result<Plan> result = quire::plan(b, c, o, settings);
-  const nb::gil_scoped_acquire locked;
-  return unwrap(std::move(result));
+  return unwrap(without_gil([&] { return quire::plan(b, c, o, settings); }));
 }
 
 /// The problem of a text, plan, capture or batch.

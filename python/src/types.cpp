@@ -5,8 +5,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cstring>
 #include <utility>
 
@@ -261,7 +259,7 @@ PyBatch::PyBatch(const Arguments& given) {
       case Kind::rows: array = import_array(given.get(name), name, access, dtype, Role::rows); break;
       case Kind::index: array = import_index(given.get(name), name, query); break;
       case Kind::floats: array = import_array(given.get(name), name, access, {}, Role::f32); break;
-      case Kind::scale: array = import_scale(given.get(name), name, arrays_.query, scalars_[scalar++]); break;
+      case Kind::scale: array = import_scale(given.get(name), name, arrays_.query, scalars_.at(scalar++)); break;
       case Kind::flags: {
         const nb::object flags = given.get(name);
         array = f.member == "causal" ? import_flags(flags, name, query) : import_array(flags, name, access, {}, Role::flags);

@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 
 #include <exception>
+#include <optional>
+#include <utility>
 
 #include "quire/interrupt.hpp"
 
@@ -28,14 +30,16 @@ inline bool heard_signal(void* raised) {
 template <typename Work>
 auto without_gil(Work&& work) {
   std::exception_ptr raised;
+  std::optional<decltype(work())> made;
   try {
     const nb::gil_scoped_release unlocked;
     const quire::InterruptScope scope(&heard_signal, &raised);
-    return work();
+    made.emplace(work());
   } catch (const quire::Interrupted&) {
     if (raised == nullptr) throw;
   }
-  std::rethrow_exception(raised);
+  if (raised != nullptr) std::rethrow_exception(raised);  // also if the work was done by the time that it heard the signal
+  return *std::move(made);
 }
 
 }  // namespace quire_python

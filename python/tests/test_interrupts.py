@@ -87,6 +87,29 @@ def test_after_an_interrupted_call_the_next_one_is_right():
     assert quire.compare(quire.attend(case.batch, case.cache, case.options), None, quire.reference(case.batch, case.cache, case.options))
 
 
+def test_a_call_inside_of_another_raises_keyboard_interrupt():
+    """Of the scopes of verify() and of its target's call, the outer one hears the signal. Both calls end."""
+    long = quire.make_case("q=f32 heads=8:2 d=64 page=16 reqs=2048@8000")
+    seen = []
+
+    def target(batch, cache, options):
+        try:
+            quire.reference(long.batch, long.cache, long.options)
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+
+    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("heard")))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeoutError, match="heard"):
+            quire.verify(target, matrices=[], lines=["q=f32 heads=4:2 d=16 page=8 reqs=1@9"], power=False, shrink=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert seen == [KeyboardInterrupt]
+
+
 def one_row(keys, **more):
     rng = np.random.default_rng(0)
     pages = -(-keys // PAGE)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // attend_sharded(): a step of one layer in host memory, whose exchanges are the group's own.
-#include <exception>
-
 #include "batch/caught.h"
 #include "quire/distributed.hpp"
+#include "quire/interrupt.hpp"
 #include "quire/workspace.hpp"
 
 namespace quire {
@@ -62,6 +61,9 @@ Status attend_sharded(Communicator& group, const ContextShard& shard, const Batc
   Status status;
   try {
     status = attend_on_rank(group, shard, batch, cache, options, settings);
+  } catch (const Interrupted&) {
+    group.fail("interrupted");
+    throw;
   } catch (...) {
     status = batch::caught("attend_sharded");
   }

@@ -2,7 +2,6 @@
 // ShardedStep: this rank's batch and its partial results in the memory that the caller gave, planned once; layers attend,
 // exchange and merge. Host and device memory differ in how index arrays get there, and in who waits.
 #include <cstring>
-#include <exception>
 
 #include "batch/caught.h"
 #include "device/room.h"
@@ -11,6 +10,7 @@
 #include "distributed/partials.h"
 #include "distributed/step_rules.h"
 #include "quire/distributed.hpp"
+#include "quire/interrupt.hpp"
 #include "quire/workspace.hpp"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
@@ -167,7 +167,6 @@ Status check_shapes(const Batch& batch, const KVCache& cache, const Options& opt
   return {};
 }
 
-/// Failure of an allocation, or lengths of which no memory holds so many.
 std::int64_t longest(std::span<const std::int64_t> starts) {
   std::int64_t most = 1;
   for (std::size_t i = 1; i < starts.size(); ++i) most = std::max(most, starts[i] - starts[i - 1]);
@@ -200,6 +199,9 @@ Result<ShardedStep> ShardedStep::make(Communicator& group, const ContextShard& s
   const auto make_on_rank = [&]() -> Result<ShardedStep> {
     try {
       return made_on_rank(group, shard, batch, cache, options, lengths, memory, settings);
+    } catch (const Interrupted&) {
+      group.fail("interrupted");
+      throw;
     } catch (...) {  // the vectors of lengths and tables
       return batch::caught("ShardedStep");
     }

@@ -2,13 +2,16 @@
 // attend_sharded() on threads: equal to fp64, the same bits on every rank and for every exchange, and no rank left waiting.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "distributed/ranks.h"
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
 #include "quire/distributed.hpp"
+#include "quire/interrupt.hpp"
 
 namespace quire::test {
 namespace {
@@ -143,6 +146,34 @@ TEST(AttendSharded, ARankThatIsRefusedMakesTheOthersFailAndNamesItself) {
   const auto late = with_a_change([](auto&, Batch& b, auto&, auto&) { b.block_table.data = bad_table; });
   EXPECT_EQ(late[1].rule(), "Q-T03");
   EXPECT_THAT(late[0].message(), HasSubstr("rank 1 failed: Q-T03 block_table"));
+}
+
+TEST(AttendSharded, ARankWhoseCallIsEndedLeavesNobodyWaiting) {
+  const Case c = case_of("q=f16 heads=4:2 d=32 page=8 reqs=1@20,2@9");
+  auto group = local_group(2, milliseconds(60000));
+  InlineExecutor inline_executor;
+  bool interrupted = false;
+  const auto statuses = on_threads(2, [&](std::int32_t k) -> Status {
+    const ContextShard shard{.rank = k, .world = 2};
+    const RankCache mine(c, shard, 8);
+    Batch batch = c.batch;
+    batch.block_table = mine.block_table;
+    batch.cached_lens = batch.key = batch.value = batch.slot_mapping = Tensor{};
+    std::vector<std::byte> out(static_cast<std::size_t>(batch.query.num_elements() * 2));
+    batch.output = Tensor::contiguous(out.data(), DType::f16, batch.query.shape[0], 4, 32);
+    const InterruptScope scope([](void* rank) { return *static_cast<std::int32_t*>(rank) == 1; }, &k);
+    std::this_thread::sleep_for(milliseconds(50));  // the first question comes after 20 ms
+    try {
+      return attend_sharded(*group.value()[static_cast<std::size_t>(k)], shard, batch, mine.cache, c.options,
+                            {.executor = &inline_executor});
+    } catch (const Interrupted&) {
+      interrupted = true;
+      return {};
+    }
+  });
+  EXPECT_TRUE(interrupted);
+  EXPECT_EQ(statuses[0].code(), Code::rank_failed);
+  EXPECT_THAT(statuses[0].message(), HasSubstr("rank 1 failed: interrupted"));
 }
 
 }  // namespace
