@@ -198,15 +198,11 @@ void add_compare_caches(CLI::App& app, CompareCachesArgs& args) {
       app.add_subcommand("compare-caches", "Say what became of each position of each KV head of A's cache in B's");
   command->add_option("A", args.a, "a .safetensors capture, or a problem line in one quoted word")->required()->type_name("");
   command->add_option("B", args.b, "the same, of the cache that A's rows are looked up in")->required()->type_name("");
-  const auto heads = [&](const char* name, std::vector<std::int64_t>& into) {
-    command
-        ->add_option(name, into, "the model's numbers of this cache's KV heads, as 2,3, where it is a rank's (default: 0,1,...)")
-        ->type_name("N")
-        ->allow_extra_args(false)
-        ->delimiter(',');
+  const auto heads = [&](const char* name, std::vector<std::int64_t>& into, const char* help) {
+    command->add_option(name, into, help)->type_name("N")->allow_extra_args(false)->delimiter(',');
   };
-  heads("--heads-a", args.heads_a);
-  heads("--heads-b", args.heads_b);
+  heads("--heads-a", args.heads_a, "the model's numbers of A's KV heads, as 2,3, if A is the cache of a rank (default: 0,1,...)");
+  heads("--heads-b", args.heads_b, "the model's numbers of B's KV heads, as 2,3, if B is the cache of a rank (default: 0,1,...)");
 }
 
 void add_verify(CLI::App& app, VerifyArgs& args, CallFiles& files) {
@@ -386,7 +382,7 @@ std::string overwriting_error(const CallFiles& files) {
         if (files::is_same_file(*path, word))
           return formatted("{} {}: would overwrite the input {}; name another file", option, *path, word);
     for (const auto& [other, other_path] : files.written)
-      if (path != other_path && !path->empty() && (*path == *other_path || files::is_same_file(*path, *other_path)))
+      if (path != other_path && files::is_same_file(*path, *other_path))
         return formatted("{} {}: would overwrite what {} writes; name another file", option, *path, other);
   }
   return {};

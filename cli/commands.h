@@ -72,6 +72,10 @@ struct CompareCachesArgs {
 };
 Report run_compare_caches(const CompareCachesArgs& args, const Terminal& terminal);
 
+/// Seconds for comparing a wrong output with the reference: a user waits for them. A longer time compares more rows, which
+/// changes patterns.
+inline constexpr double kReferenceSeconds = 0.5;
+
 struct DiagnoseArgs {
   Words input;
   bool full = false;

@@ -17,10 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Seconds for comparing a wrong output with the reference, while a user waits. A larger value compares more rows, so that the
-// report may describe the wrong cells by another pattern.
-constexpr double kReferenceSeconds = 0.5;
-
 Result<Diagnosis> diagnose_with_progress(const Case& c, const DiagnoseArgs& args, const Terminal& terminal) {
   std::unique_ptr<Progress> shown;
   DiagnoseOptions options;

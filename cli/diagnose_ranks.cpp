@@ -43,7 +43,7 @@ Report run_diagnose_ranks(const DiagnoseArgs& args, const Terminal& terminal) {
   DiagnoseOptions options;
   options.full = args.full;
   options.seconds = args.seconds;
-  options.reference_seconds = 0.5;
+  options.reference_seconds = kReferenceSeconds;
   Result<RankDiagnosis> d = [&] {
     const Progress progress(terminal, "comparing ranks");
     return diagnose_ranks(captures.value(), options);

@@ -206,7 +206,7 @@ typedef struct quire_options {
 /* Record of the writer and the step of each slot (SlotLedger in contract.hpp). */
 typedef struct quire_ledger quire_ledger;
 
-/* Makes a ledger for num_pages * page_size slots, all never written. num_pages, page_size >= 1. *out: new handle. */
+/* Makes a ledger for num_pages * page_size slots, all never written. num_pages >= 0, page_size >= 1. *out: new handle. */
 quire_code quire_ledger_create(int64_t num_pages, int64_t page_size, quire_ledger** out);
 void quire_ledger_free(quire_ledger* ledger); /* nullable */
 /* Starts step `step`, which later writes carry. Steps only grow. */

@@ -101,8 +101,8 @@ def _verify(args: argparse.Namespace) -> tuple[int, str]:
     target = targets.load(args.target) if args.target else args.backend
     if args.soak is not None:
         return _soak(args, target)
-    for path in args.lines:
-        if args.html and os.path.exists(args.html) and os.path.samefile(args.html, path):
+    for path in (*args.lines, (args.target or "").rpartition(":")[0]):
+        if args.html and os.path.exists(args.html) and os.path.exists(path) and os.path.samefile(args.html, path):
             raise quire.ArgumentError(f"--html {args.html}: would overwrite the input {path}; name another file")
     lines = [*args.line, *(line for path in args.lines for line in _lines_of(path))]
     matrices = args.matrix or ([] if lines else ["hazards"])

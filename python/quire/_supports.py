@@ -57,7 +57,7 @@ def as_function(supports: Any) -> Callable[[dict[str, Any]], bool] | None:
 _KEYS = {
     "q": "query", "kv": "kv", "kscale": "k_scale", "vscale": "v_scale", "window": "sliding_window", "cap": "logits_soft_cap",
     "scale": "softmax_scale", "d": "head_dim", "dv": "v_head_dim", "page": "page_size", "wright": "window_right", "chunk": "attention_chunk",
-    "pad": "padding",
+    "pad": "padding", "qbegin": "q_begin", "kbegin": "key_begin", "share": "shared_pages",
 }  # fmt: skip
 """Keys of problem lines that are not called as the attribute is."""
 

@@ -182,8 +182,6 @@ def _logged(found: _quire.Diagnosis) -> _quire.Diagnosis:
     return found
 
 
-
-
 def _case_of(given: Any) -> _quire.Case:
     if isinstance(given, _quire.Case):
         return given

@@ -109,6 +109,11 @@ def test_a_page_never_takes_the_place_of_the_lines(capfd, tmp_path):
     assert main(["verify", "--lines", str(lines), "--html", str(tmp_path / "link"), "--no-power"]) == 2
     assert "would overwrite the input" in capfd.readouterr().err
     assert lines.read_text() == LINE
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("def attend(batch, cache, options):\n    pass\n")
+    assert main(["verify", "--target", f"{kernel}:attend", "--line", LINE, "--html", str(kernel), "--no-power"]) == 2
+    assert "would overwrite the input" in capfd.readouterr().err
+    assert kernel.read_text().startswith("def attend")
 
 
 def test_files_keep_their_mode(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 import quire
 from quire import targets
+from quire._supports import from_words
 
 LINE = "q=f16 heads=4:2 d=16 page=8 reqs=9@20,1@30 lse=1 seed=1"
 
@@ -314,6 +315,13 @@ def test_supports_refuses_values_that_no_case_has():
                            ({"query": ["bf16", "fp16"]}, "query is never 'fp16'")):  # fmt: skip
         with pytest.raises(quire.ArgumentError, match=text):
             quire.verify(right, quick=True, power=False, supports=supports)
+
+
+def test_supports_takes_the_keys_of_problem_lines():
+    words = ["kbegin=0 qbegin=0", "share=0 kscale=none,head window=none"]
+    given = {"key_begin": [False], "q_begin": [False], "shared_pages": [0], "k_scale": ["none", "head"], "sliding_window": [None]}
+    assert from_words(words) == given
+    assert quire.verify(right, matrices=["random"], random_cases=3, power=False, supports=given)
 
 
 def as_contiguous(name):

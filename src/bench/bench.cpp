@@ -2,8 +2,6 @@
 // bench(): ceilings, cases, ceilings again.
 #include <algorithm>
 #include <cstring>
-#include <new>
-#include <system_error>
 
 #include "batch/caught.h"
 #include "bench/ceilings/measure.h"

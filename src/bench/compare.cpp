@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <new>
 #include <tuple>
 
 #include "batch/caught.h"

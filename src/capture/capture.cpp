@@ -4,7 +4,6 @@
 // Reading checks the container and the names, not the contract: a capture of a broken batch must reach check(). Everything is
 // copied into 64-byte aligned memory that the case owns. Writing is canonical: equal cases give equal files.
 #include <algorithm>
-#include <new>
 
 #include "batch/caught.h"
 #include "batch/fields.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <new>
 #include <unordered_map>
 
 #include "batch/caught.h"

@@ -4,8 +4,6 @@
 // The equations of batch.hpp define the readable memory: positions of a request that some row sees, in the cache below
 // cached_len and in key/value from cached_len on. All other memory is poisoned.
 #include <algorithm>
-#include <cstring>
-#include <new>
 #include <vector>
 
 #include "batch/caught.h"

@@ -24,12 +24,13 @@ class Spoiler {
       bits_[1][0] = std::byte{15};
       return;
     }
-    if (t.dtype == DType::fp8_ds_mla || t.dtype == DType::u8) {  // NaN in each part of a row; flags and bits of a tree: all
+    if (t.dtype == DType::fp8_ds_mla ||
+        t.dtype == DType::u8) {  // 0xFF is NaN in each part of a row, and sets all bits of a tree.
       const std::byte wild{kind == PoisonKind::zero ? std::uint8_t{0} : std::uint8_t{0xFF}};
       bits_[0][0] = bits_[1][0] = wild;
       return;
     }
-    if (t.dtype == DType::i32 || t.dtype == DType::i64) {  // garbage: indices that most batches have
+    if (t.dtype == DType::i32 || t.dtype == DType::i64) {  // Garbage is an index that most batches have.
       const std::int64_t wild = kind == PoisonKind::nan ? kImpossiblePage : kind == PoisonKind::zero ? 0 : 1;
       for (auto& bits : bits_) semantics::store_index(Tensor::contiguous(bits, t.dtype, 1), 0, wild);
       return;

@@ -4,7 +4,6 @@
 // The workspace holds, in this order: partial outputs and their lse of all levels; for each level, its index tensors (on a GPU)
 // and the workspace of its plan.
 #include <algorithm>
-#include <exception>
 
 #include "attention/beside.h"
 #include "batch/caught.h"

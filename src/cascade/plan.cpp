@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // plan_cascade(): what is shared, and a plan for each level.
 #include <algorithm>
-#include <exception>
 
 #include "batch/caught.h"
 #include "batch/fields.h"

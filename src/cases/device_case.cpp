@@ -83,7 +83,7 @@ Result<DeviceCase> DeviceCase::upload(const Case& c, Memory memory) {
       status = d.place(t);
     }
   };
-  batch::for_each_tensor(place, batch::Call{d.batch_, d.cache_, d.options_});  // K comes before V
+  batch::for_each_tensor(place, batch::Call{d.batch_, d.cache_, d.options_});  // K comes before V.
   if (!status.ok()) return status;
   return d;
 }

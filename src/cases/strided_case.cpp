@@ -5,18 +5,17 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "capture/spoiler.h"
 #include "cases/device_case.h"
-#include "device/staging.h"
 
 namespace quire::cases {
 namespace {
 
-constexpr std::int64_t kLine =
-    16;  // bytes; kernels that copy 16 bytes at once take rows that are a multiple apart, and no others
+/// Gaps between rows of engines are multiples of this many bytes. Kernels that copy 16 bytes at once take no other rows: with
+/// another number they would never be asked.
+constexpr std::int64_t kGap = 16;
 
 /// The way in which the elements of a tensor, or of tensors that share memory, lie there.
 struct Arrangement {
@@ -26,10 +25,10 @@ struct Arrangement {
   bool backwards = false;                                       ///< the first dimension runs from its end
 };
 
-/// Engines' arrangements, in turns: slices of fused rows; memory of another order of dimensions; rows with something behind.
+/// Returns an arrangement that engines have, by turns: slices of fused rows, another order of dimensions, gaps behind rows.
 Arrangement engine_form(const Tensor& t, std::uint64_t turn) {
   Arrangement a;
-  const std::int64_t aligned = std::max<std::int64_t>(1, kLine / itemsize(t.dtype));
+  const std::int64_t aligned = std::max<std::int64_t>(1, kGap / itemsize(t.dtype));
   if (t.rank < 2) return a;
   const auto last = static_cast<std::size_t>(t.rank - 1);
   if (turn % 3 == 0 || t.rank == 2) a.gap_behind[1] = 3 * aligned;
@@ -38,15 +37,15 @@ Arrangement engine_form(const Tensor& t, std::uint64_t turn) {
   return a;
 }
 
-/// Arrangements that no engine has, and that the contract allows all the same. Bytes of a row that hold two dims, or MLA's, are
-/// neighbours always.
+/// Returns an arrangement that no engine has, and that the contract allows. Bytes of a row that hold two dims each, or a row of
+/// MLA, stay neighbours.
 Arrangement odd_form(const Tensor& t, std::uint64_t turn) {
   const bool has_rows_of_bytes = is_four_bit(t.dtype) || t.dtype == DType::fp8_ds_mla;
   Arrangement a;
   a.backwards = turn % 2 == 0;
   a.step = has_rows_of_bytes ? 1 : a.backwards ? 2 : 3;
   for (std::size_t i = 1; i < static_cast<std::size_t>(t.rank); ++i)
-    a.gap_behind[i] = t.dtype == DType::fp8_ds_mla ? kLine : static_cast<std::int64_t>(i);
+    a.gap_behind[i] = t.dtype == DType::fp8_ds_mla ? kGap : static_cast<std::int64_t>(i);
   if (!a.backwards && t.rank > 1 && !has_rows_of_bytes) std::reverse(a.order.begin(), a.order.begin() + t.rank);
   return a;
 }
@@ -55,8 +54,8 @@ Arrangement odd_form(const Tensor& t, std::uint64_t turn) {
 void scatter(const Tensor& from, const Tensor& to) {
   const std::int64_t size = itemsize(from.dtype), count = from.num_elements();
   const auto last = static_cast<std::size_t>(from.rank - 1);
-  const bool runs = from.stride[last] == 1 && to.stride[last] == 1;  // whole rows at once
-  const std::int64_t run = runs ? from.shape[last] : 1;
+  const bool whole_rows = from.stride[last] == 1 && to.stride[last] == 1;
+  const std::int64_t run = whole_rows ? from.shape[last] : 1;
   std::array<std::int64_t, Tensor::kMaxRank> at{};
   for (std::int64_t done = 0; done < count; done += run) {
     std::int64_t source = 0, target = 0;
@@ -113,7 +112,7 @@ void place(Case& owner, const std::vector<Tensor*>& members, int common, const A
     total = total * placed[0].shape[dim] + a.gap_behind[static_cast<std::size_t>(i)];
   }
   const DType dtype = placed[0].dtype;
-  if (a.backwards) total += elements;  // for a contiguous read from the last row on
+  if (a.backwards) total += elements;  // A contiguous read may begin at the last row.
   std::byte* const memory = semantics::new_bytes(owner, static_cast<std::size_t>(total * itemsize(dtype)));
   fill(memory, total, dtype, between);
   for (std::size_t m = 0; m < members.size(); ++m) {
@@ -162,7 +161,8 @@ class ViewMaker {
     v.data = static_cast<std::byte*>(k.data) + offset * k.stride[static_cast<std::size_t>(k.rank - 1)] * itemsize(k.dtype);
   }
 
-  /// Tensors of one type that lie in each other's rows or pages, in the turns in which engines' fused tensors are asked for.
+  /// Places tensors of one type in each other's rows or pages. In turn `turn` of three they share as many dimensions as they can,
+  /// in another turn the first one.
   void place_together(std::vector<Tensor*>& rest, std::vector<Tensor*> members, std::uint64_t turn) {
     std::erase_if(members, [&](const Tensor* t) { return std::ranges::find(rest, t) == rest.end(); });
     const auto unlike = [&](const Tensor* t) { return t->dtype != members[0]->dtype; };

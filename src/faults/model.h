@@ -68,8 +68,8 @@ struct Facts {
   std::int64_t first_key(std::int64_t q_pos) const;
   /// The last key that the mask leaves to a row at q_pos, if there are as many.
   std::int64_t last_key(std::int64_t q_pos, bool is_causal) const;
-  /// Ranges of keys, apart and in rising order, that hold every key that a row of the request sees: its length has no part in
-  /// them.
+  /// Returns ranges of keys, disjoint and in rising order, that hold every key that some row of the request sees. The cost grows
+  /// with the rows of the request, not with its keys.
   std::vector<Span> reach(std::int64_t req) const;
   /// Keys of a request that a row at q_pos sees.
   std::int64_t num_visible(std::int64_t req, std::int64_t q_pos) const;

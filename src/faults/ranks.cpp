@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <new>
 
 #include "batch/caught.h"
 #include "quire/contract.hpp"

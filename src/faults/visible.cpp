@@ -47,7 +47,8 @@ std::vector<Span> ranges_of(const Facts& f, const Shapes& s, const Row& row) {
   const std::int64_t q = row.q_pos + f.key_begin[Facts::at(row.req)];
   const std::int64_t reach = row.causal ? 0 : std::min(f.options.window_right.value_or(kFar), kFar);
   const std::int64_t first = f.key_begin[Facts::at(row.req)], end = first + row.seq_len;
-  const auto same_chunk = [&](std::int64_t inside, std::int64_t outside) {  // the position next to `outside`, in the row's chunk
+  // Returns the position that is nearest to `outside`, and not `outside` itself, in the row's chunk.
+  const auto same_chunk = [&](std::int64_t inside, std::int64_t outside) {
     const std::int64_t chunk = s.chunk_of(row, q), step = outside < inside ? 1 : -1;
     for (std::int64_t apart = (inside - outside) * step; apart > 1; apart = (inside - outside) * step) {
       const std::int64_t middle = outside + apart / 2 * step;

@@ -30,8 +30,8 @@ std::int64_t rounded_down(std::int64_t position, std::int64_t chunk);
 /// The truth.
 Shapes shapes_of(const Facts& facts);
 
-/// Positions of the sequence outside of which a row sees no key but a tree's, in rising order: the prefix, the span, and what
-/// lies around the row. They may overlap.
+/// Returns ranges of positions outside of which a row sees no key but a tree's: the prefix, the span, and the keys around the
+/// row. The ranges are sorted by their begin, and may overlap.
 std::vector<Span> ranges_of(const Facts& facts, const Shapes& shapes, const Row& row);
 
 /// Appends the keys that a row sees by `shapes`, counted from the request's first.

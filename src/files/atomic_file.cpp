@@ -123,8 +123,14 @@ Status write_whole(const std::string& path, std::string_view text, unsigned new_
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {
+  const auto place = [](const std::string& path) {
+    std::error_code error;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+    return error ? absolute : std::filesystem::weakly_canonical(absolute, error);
+  };
   std::error_code error;
-  return std::filesystem::equivalent(a, b, error) && !error;
+  if (a.empty() || b.empty()) return false;
+  return std::filesystem::equivalent(a, b, error) || (!place(a).empty() && place(a) == place(b));
 }
 
 }  // namespace quire::files

@@ -44,7 +44,7 @@ class AtomicFile {
 /// Writes a text by an AtomicFile.
 Status write_whole(const std::string& path, std::string_view text, unsigned new_mode = kReport);
 
-/// Whether two paths name one existing file, by links too.
+/// Whether two paths name one file, by links and other spellings too. The file need not exist.
 bool is_same_file(const std::string& a, const std::string& b);
 
 }  // namespace quire::files

@@ -6,7 +6,6 @@
 #include "batch/caught.h"
 
 #include <limits>
-#include <new>
 #include <unordered_map>
 #include <utility>
 

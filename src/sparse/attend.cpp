@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // plan_sparse() and attend_sparse(): the rules of the whole call, then one ordinary call for each part.
-#include <exception>
 #include <numeric>
 #include <utility>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of axes (reach.h). Types, layouts, forms and padding come from their enumerations; tests/verify compares the fields
-// of the list with the members of Batch, KVCache and Options.
+// The list of axes (reach.h). Types, layouts and padding come from their enumerations; tests/verify compares the fields of the
+// list with the members of Batch, KVCache and Options, and its types with the rules of the contract.
 #include <algorithm>
 
 #include "quire/cache.hpp"
@@ -22,10 +22,10 @@ void for_each_named(Visit&& visit) {
 }
 
 void add_types(std::vector<AxisValue>& list) {
-  constexpr DType kQueries[] = {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn};
+  constexpr DType kRows[] = {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn};  // Queries and outputs have these.
   for_each_named<DType>([&](DType cache) {
     if (!is_cached(cache) && cache != DType::fp8_ds_mla) return;
-    for (const DType query : kQueries) {
+    for (const DType query : kRows) {
       const bool legal = is_fp8(query) ? cache == query : cache != DType::f32 || query == DType::f32;
       if (!legal) continue;
       list.push_back({"query k v", formatted("{} over {}", name(query), name(cache)), [=](const ProblemLine& l) {
@@ -33,14 +33,19 @@ void add_types(std::vector<AxisValue>& list) {
                       }});
     }
   });
+  for (const DType query : kRows)
+    for (const DType output : kRows) {
+      const bool legal = output == query || output == DType::f32 || is_fp8(output) || is_fp8(query);
+      if (!legal) continue;
+      list.push_back({is_fp8(output) ? "output output_scale" : "output",
+                      formatted("{} output under {} queries", name(output), name(query)),
+                      [=](const ProblemLine& l) { return l.problem.q_dtype == query && l.problem.out_dtype() == output; }});
+    }
   const auto add = [&](const char* fields, const char* words, bool (*has)(const Problem&)) {
     list.push_back({fields, words, [has](const ProblemLine& l) { return has(l.problem); }});
   };
   add("k v", "K and V of unlike types", [](const Problem& p) { return !p.has_equal_types(); });
   add("k_block_scale v_block_scale", "block scales", [](const Problem& p) { return p.has_block_scales(); });
-  add("output", "f32 output under 16-bit queries",
-      [](const Problem& p) { return p.out_dtype() == DType::f32 && itemsize(p.q_dtype) == 2; });
-  add("output output_scale", "output of fp8_e4m3fn", [](const Problem& p) { return is_fp8(p.out_dtype()); });
   for (const DType index : {DType::i32, DType::i64})
     list.push_back({"query_start_loc seq_lens block_table", formatted("{} indices", name(index)),
                     [=](const ProblemLine& l) { return l.index_dtype == index; }});

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <exception>
 
-#include "batch/fields.h"
 #include "cases/chosen_rows.h"
 #include "cases/device_case.h"
 #include "semantics/dtype.h"
@@ -23,9 +22,7 @@ constexpr std::int64_t kChunk = 7;               // rows of a chunk in check "ch
 constexpr std::int64_t kMostViewed = std::int64_t{1} << 30;  ///< bytes of inputs that are copied to become views
 constexpr PoisonKind kPoisonBetween[] = {PoisonKind::nan, PoisonKind::finite_garbage};
 
-const char* judge_poison_name(PoisonKind kind) {
-  return kind == PoisonKind::nan ? "NaN" : kind == PoisonKind::zero ? "zeros" : "finite garbage";
-}
+const char* words_of(PoisonKind kind) { return kind == PoisonKind::nan ? "NaN" : "finite garbage"; }
 
 /// Hash of all bytes of an input, sensitive to the order of words.
 std::uint64_t hash_of(const Tensor& t) {
@@ -44,10 +41,7 @@ std::uint64_t hash_of(const Tensor& t) {
 
 std::uint64_t hash_of_inputs(const Case& c) {
   std::uint64_t hash = 0;
-  const auto add = [&](const batch::TensorField& f, const Tensor& t) {
-    if (f.access == batch::Access::read) hash = hash * 31 + hash_of(t);
-  };
-  batch::for_each_tensor(add, c);
+  cases::for_each_input(c, [&](std::string_view, const Tensor& t) { hash = hash * 31 + hash_of(t); });
   return hash;
 }
 
@@ -120,15 +114,15 @@ void Judge::report(const std::string& check, CheckState state, std::string text,
 
 bool Judge::wants_lse() const { return p_.c.batch.lse.present() && !target_.skip.contains("lse"); }
 
-Written Judge::call(const AttendCase& attend, Spread spread, Case view) const {
+Written Judge::call(const AttendCase& attend, Spread spread, Case c) const {
   Guarded out(p_.c.batch.output, spread);
   std::optional<Guarded> lse;
   if (wants_lse()) lse.emplace(p_.c.batch.lse, spread);
-  view.batch.output = out.view;
-  view.batch.lse = lse ? lse->view : Tensor{};
+  c.batch.output = out.view;
+  c.batch.lse = lse ? lse->view : Tensor{};
   Written w;
   try {
-    w.status = attend(view, w.kernel);
+    w.status = attend(c, w.kernel);
   } catch (const std::exception& e) {
     w.status = {Code::internal_error, std::string("exception: ") + e.what()};
   }
@@ -302,7 +296,7 @@ void Judge::judge_views(PoisonKind kind) {
   const std::string wrong = wrong_on_views(w);
   if (wrong.empty()) return report("strided_inputs", CheckState::pass, {});
   report("strided_inputs", CheckState::fail,
-         formatted("inputs as views, with {} between their elements: {}", judge_poison_name(kind), wrong));
+         formatted("inputs as views, with {} between their elements: {}", words_of(kind), wrong));
 }
 
 bool Judge::fails_on_views(const std::vector<std::string>& names) const {
@@ -318,7 +312,7 @@ void Judge::judge_poison(const std::string& check, PoisonKind kind) {
   if (!asks(check)) return;
   if (p_.sparse) return skip(check, "its cache is sparse");
   if (passes_with_gaps()) return report(check, CheckState::pass, {});
-  const char* const poison = judge_poison_name(kind);
+  const char* const poison = words_of(kind);
   const Written w = call(target_.attend, Spread::contiguous);
   if (w.damaged != 0 && first_.damaged == 0)
     report("canaries", CheckState::fail, formatted("{} bytes outside the output changed with {}", w.damaged, poison));

@@ -242,9 +242,9 @@ AttendCase misread(std::function<void(Case&)> mistake) {
 }
 
 /// Calls visit for the input of that name.
-template <typename Visit>
-void for_input(Case& c, const std::string& wanted, Visit&& visit) {
-  cases::for_each_input(c, [&](std::string_view name, Tensor& t) {
+template <typename AnyCase, typename Visit>
+void for_input(AnyCase& c, const std::string& wanted, Visit&& visit) {
+  cases::for_each_input(c, [&](std::string_view name, auto& t) {
     if (name == wanted) visit(t);
   });
 }
@@ -268,17 +268,17 @@ std::vector<Mutant> view_mutants() {
     list.push_back(
         {std::move(id), "strides", std::move(text), std::move(t), "strided_inputs", std::move(applies), /*of_views=*/true});
   };
-  Case none;
+  // output_scale has one element, and check() alone reads request_ids.
+  const Case none;
   cases::for_each_input(none, [&](std::string_view input, const Tensor&) {
-    if (input == "output_scale" || input == "request_ids") return;  // a scalar or [1]; for check() alone
+    if (input == "output_scale" || input == "request_ids") return;
     const std::string name(input);
     const auto as_contiguous = [name](Case& c) {
       for_input(c, name, [](Tensor& t) { t = Tensor::from_shape(t.data, t.dtype, t.shape, t.rank); });
     };
     const auto has_elements = [name](const Prepared& p) {
       bool has = false;
-      Case c = p.c;
-      for_input(c, name, [&](const Tensor& t) { has = t.num_elements() > 1; });
+      for_input(p.c, name, [&](const Tensor& t) { has = t.num_elements() > 1; });
       return has;
     };
     add(formatted("reads_{}_as_contiguous", name.substr(name.find('.') + 1)), formatted("reads {} as contiguous", name),

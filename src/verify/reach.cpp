@@ -5,6 +5,7 @@
 #include <algorithm>
 
 namespace quire::verify_detail {
+
 void ReachCount::range(const char* name, double value) {
   const auto [at, fresh] = ranges_.try_emplace(name, value, value);
   at->second.first = std::min(at->second.first, value);

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <map>
-#include <new>
 #include <optional>
 
 #include "batch/caught.h"

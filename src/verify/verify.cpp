@@ -4,7 +4,6 @@
 #include <chrono>
 #include <future>
 #include <map>
-#include <new>
 #include <set>
 #include <utility>
 

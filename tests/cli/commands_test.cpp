@@ -393,9 +393,11 @@ TEST(Outputs, NeverTakeThePlaceOfAnInputOrOfEachOther) {
     EXPECT_EQ(slurp(file), before) << call[0];
     EXPECT_EQ(slurp(lines), lines_before) << call[0];
   }
-  const Ran both = quire({"diagnose", file, "--reduced", folder / "both", "--html", folder / "both"});
-  EXPECT_EQ(both.exit_code, 2) << both.out;
-  EXPECT_THAT(both.err, HasSubstr("would overwrite what --html writes"));
+  for (const char* spelling : {"both", "./both"}) {
+    const Ran both = quire({"diagnose", file, "--reduced", folder / "both", "--html", folder / spelling});
+    EXPECT_EQ(both.exit_code, 2) << spelling << both.out;
+    EXPECT_THAT(both.err, HasSubstr("would overwrite what --html writes")) << spelling;
+  }
 }
 
 TEST(Times, AreFiniteAndNotNegative) {

@@ -25,7 +25,7 @@ constexpr Family kFamilies[] = {
     {'S', "Slots", "Where new tokens are written: `check()` with a `slot_mapping`, and `check_append()`."},
     {'L', "Ledger",
      "Who wrote what is read, at depth tables and deeper if a `SlotLedger` is given. Call `check()` after the step's append. "
-     "At depth contents, if the ledger has digests, also what was written. Slots in a row that break a rule alike are one "
+     "At depth contents, a ledger with digests also tells what was written. Neighbouring slots that break a rule alike are one "
      "finding."},
     {'C', "Contents", "The values that attention reads, and no others. O(bytes)."},
     {'G', "Merge", "The arguments of `check_merge()` and `check_merge_many()`."},
@@ -41,10 +41,11 @@ constexpr const char* kIntro = R"(# The contract
 <!-- Written from src/contract/rules.inc by tests/contract/docs_test.cpp. To change it, edit rules.inc and run
      QUIRE_UPDATE_DOCS=1 ctest --test-dir build/dev -R contract/Docs -->
 
-Every assumption that Quire makes about its input is a rule with an id. `check()` applies the rules at three depths: *metadata*
-(no tensor data is read), *tables* (index tensors and small float tensors; `plan()` and `attend()` do this on every call) and
-*contents* (every value that attention reads, and whether a request reads a slot twice). It reports all findings, at most 16 in full
-per rule and a total of all, and changes nothing. `append()` and `merge()` apply `check_append()` and `check_merge()` before they write.
+Every assumption that Quire makes about its input is a rule with an id. `check()` applies the rules at three depths:
+*metadata* (no tensor data is read), *tables* (index tensors and small float tensors; `plan()` and `attend()` do this on
+every call) and *contents* (every value that attention reads, whether a request reads a slot twice, and whether slots
+hold what a ledger with digests recorded). It reports all findings, at most 16 in full per rule and a total of all, and
+changes nothing. `append()` and `merge()` apply `check_append()` and `check_merge()` before they write.
 
 A finding names the rule, the tensor, the index, what was found and what was expected:
 

@@ -75,7 +75,7 @@ TEST(BoundAttend, HasTheBitsOfAttendForEveryTypeOfCacheAndEachLayer) {
   }
 }
 
-/// The rule or the words that a change of one tensor meets; OK if the change was not seen.
+/// Changes one tensor at a time, where change() does; each such call is refused and names the tensor.
 template <typename Change>
 void expect_each_is_seen(const char* form, const char* what, Change&& change) {
   const Bound bound(form);

@@ -299,6 +299,29 @@ TEST(Reach, HasEveryFieldOfTheContract) {
   EXPECT_EQ(named, fields);
 }
 
+/// The rules of the contract say which types go together.
+TEST(Reach, HasThePairsOfTypesThatTheRulesAllow) {
+  std::set<std::string> words;
+  for (const AxisValue& value : axes()) words.insert(value.words);
+  Case c = make_case(parse_problem_line("q=f32 heads=2:1 d=32 page=4 reqs=1@3").value()).value();
+  const auto allowed = [&](const std::set<std::string>& rules) {
+    const Findings found = check(c.batch, c.cache, c.options, Depth::metadata);
+    return std::ranges::none_of(found.items, [&](const Finding& f) { return rules.contains(f.rule); });
+  };
+  float scale = 1;
+  c.batch.output_scale = Tensor::contiguous(&scale, DType::f32, 1);
+  for (std::int32_t i = 0; name(static_cast<DType>(i)) != "invalid"; ++i)
+    for (std::int32_t j = 0; name(static_cast<DType>(j)) != "invalid"; ++j) {
+      const auto query = static_cast<DType>(i), other = static_cast<DType>(j);
+      c.batch.query.dtype = query;
+      c.cache.k.dtype = c.cache.v.dtype = c.batch.output.dtype = other;
+      const std::string over = formatted("{} over {}", name(query), name(other));
+      const std::string under = formatted("{} output under {} queries", name(other), name(query));
+      EXPECT_EQ(words.contains(over), allowed({"Q-M02", "Q-M10", "Q-M20"})) << over;
+      EXPECT_EQ(words.contains(under), allowed({"Q-M02", "Q-M10", "Q-M12"})) << under;
+    }
+}
+
 /// Values of types, layouts and padding come from their enumerations; a value of each must be there, once.
 TEST(Reach, HasEveryValueOnce) {
   std::set<std::string> words;
