@@ -38,9 +38,10 @@ struct Case {
 /// pages, page tails, positions >= cached_len or left of every row's window, key/value rows of cached positions. Table entries
 /// past ceil(cached_len / page_size), and those of pages between a prefix and the window, are 2147480000; output and lse are
 /// NaN. With kscale/vscale set, scales are amax / largest finite value for fp8 caches and amax for others, per tensor or per
-/// head; V is then drawn twice as large as K, and heads differ. With data=tiny: uniform in +-1e-3, no peaky heads, and PoisonKind::zero instead of NaN. notes["problem"] is the
-/// canonical line. Errors: parse_error for a line that parse_problem_line() would refuse, invalid_argument for too few pages,
-/// unsupported if the tensors do not fit this machine's memory.
+/// head; V is then drawn twice as large as K, and heads differ. With data=tiny: uniform in +-1e-3, no peaky heads, and
+/// PoisonKind::zero instead of NaN. notes["problem"] is the canonical line. Errors: parse_error for a line that
+/// parse_problem_line() would refuse, invalid_argument for too few pages, unsupported if the tensors do not fit this machine's
+/// memory.
 Result<Case> make_case(const ProblemLine& line);
 /// find_shared_prefixes() (cascade.hpp) for the case of a problem line, whose share= says what requests have in common. Makes no
 /// tensor.

@@ -29,8 +29,8 @@ using AttendCase = std::function<Status(const Case& c, std::string& kernel)>;
 /// Strides that an implementation takes on its inputs (check strided_inputs).
 enum class Strides : std::int32_t {
   none = 0,  ///< every input is contiguous
-  rows = 1,  ///< as engines have: K and V in each other's pages or rows, slices of a fused qkv, other orders of dimensions; what
-             ///< the last dimension holds is adjacent, and no stride is negative
+  rows = 1,  ///< those that engines have: K and V in each other's pages or rows, slices of a fused qkv, other orders of
+             ///< dimensions; elements of the last dimension are adjacent, and no stride is negative
   any = 2,   ///< also steps between elements, negative strides, and index tensors and scales with steps
 };
 std::string_view name(Strides strides) noexcept;                           ///< "none", "rows", "any"

@@ -209,7 +209,7 @@ def test_a_fault_is_noticed(name):
 
 
 def test_a_read_of_a_page_that_no_row_sees_is_noticed():
-    """What a kernel reads there is NaN, as are the slots behind a request's last key."""
+    """Slots that no row sees hold NaN, also those behind a request's last key; slots that a row sees hold none."""
     for seed in range(40):
         batch = batches.make(seed)
         slots = batches.seen_slots(batch, oracle.seen_by_all(batch), batch.arrays["k"].shape[0])
@@ -219,7 +219,7 @@ def test_a_read_of_a_page_that_no_row_sees_is_noticed():
 
 
 def test_a_lost_worker_names_its_seed_and_the_others_go_on(tmp_path):
-    """The signal comes where seed 7 calls attend()."""
+    """The worker of seed 7 dies of a signal when it calls attend()."""
     (tmp_path / "sitecustomize.py").write_text(
         f"import os, sys\nsys.path.insert(0, {str(FOLDER)!r})\nimport calls\nwhole = calls.run\n"
         "def run(batch, *rest, **how):\n    if batch.seed == 7:\n        os.kill(os.getpid(), 11)\n    return whole(batch, *rest, **how)\ncalls.run = run\n"

@@ -331,7 +331,7 @@ def test_as_a_decorator(tmp_path):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
 def test_contexts_that_overlap_end_in_any_order(tmp_path, order):
-    """Whoever ends, the newest one left records, and at the end the functions are the original ones, also where they were imported."""
+    """Whichever context ends, the newest that is left records. At the end all functions are the original ones, also where they were imported."""
     originals = [ops.chunked_prefill_paged_decode, call_by_name.__globals__["chunked_prefill_paged_decode"]]
     contexts = [quire.capture(tmp_path / str(i), when="always") for i in range(3)]
     recorders = [context.__enter__() for context in contexts]

@@ -81,9 +81,9 @@ bool alike(const CachePart& x, const CachePart& y) {
          x.last == y.last && x.text == y.text;
 }
 
-/// Requests behind each other whose parts are alike share them.
+/// Adds the parts of all requests. Neighbouring requests with equal parts share one list of parts.
 void add_parts(const View& a, const View& b, const Trace& trace, CacheComparison& result) {
-  std::size_t before = 0;  // parts of the request before
+  std::size_t before = 0;  // number of parts of the request before
   for (std::int64_t r = 0; r < a.requests(); ++r) {
     const std::vector<CachePart> parts = parts_of(r, a, b, trace);
     const auto last = result.parts.end() - static_cast<std::ptrdiff_t>(before);
@@ -120,7 +120,7 @@ void add_to(std::vector<Sum>& sums, const Segment& s, bool is_k, std::int64_t he
   (is_k ? same->k : same->v) += s.rows;
 }
 
-/// Kinds of fates with their rows, the most frequent first; identical rows are not told.
+/// Adds a line for each kind of fate and its number of rows, the most frequent first. Identical rows have no line.
 void add_summary(const View& a, const Trace& trace, CacheComparison& result) {
   std::vector<Sum> sums;
   for (const auto& heads : trace.segments)
@@ -139,7 +139,7 @@ void add_summary(const View& a, const Trace& trace, CacheComparison& result) {
   }
 }
 
-/// Equal bytes under unlike scales are unlike numbers.
+/// Reports equal bytes under unlike scales, which are unlike numbers.
 void compare_scales(const View& a, const View& b, const Trace& trace, CacheComparison& result) {
   for (const bool is_k : {true, false}) {
     if (trace.was_rounded[is_k ? 0 : 1]) continue;

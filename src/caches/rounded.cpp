@@ -16,7 +16,7 @@ Tensor make(Owner& owner, DType dtype, std::array<std::int64_t, Tensor::kMaxRank
   return Tensor::from_shape(owner.back().data(), dtype, shape, rank);
 }
 
-/// An empty K or V with the types and scales of B's, and the sizes of A's.
+/// Makes an empty K or V with the types and scales of B's, and the sizes of A's.
 void make_side(const View& a, const View& b, bool is_k, Owner& owner, KVCache& cache) {
   const KVCache& like = b.cache();
   const DType dtype = is_k ? like.k.dtype : like.v.dtype;
@@ -35,7 +35,7 @@ void make_side(const View& a, const View& b, bool is_k, Owner& owner, KVCache& c
     static_cast<float*>(made.data)[head] = b.scale(is_k, b.head_of(a.model_head(head)).value_or(0));
 }
 
-/// The rows of one page, which is at most `count` tokens full.
+/// Appends the rows of one page of A, of which `count` tokens at most are in use, to `cache`.
 Status append_page(const View& a, std::int64_t page, std::int64_t count, const KVCache& cache) {
   Owner owner;
   const Tensor rows[] = {make(owner, DType::f32, {count, a.heads(), head_dim(a.cache())}, 3),

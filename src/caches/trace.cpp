@@ -69,7 +69,8 @@ bool Tracer::found_by_bytes(bool is_k) {
   return found;
 }
 
-/// A side is rounded where the types differ; where only scales do, if no row is found by its bytes.
+/// Decides which sides of A are rounded: those whose type is another in B, those with scales of tokens in one cache alone, and
+/// those of 8 bits of which no row is found by its bytes, because a scale is another.
 Status Tracer::choose_types() {
   if (a_.is_one() || b_.is_one()) return {};
   for (const bool is_k : {true, false}) {
@@ -162,7 +163,8 @@ std::optional<Row> Tracer::row_at(const Label& label, const Place& place) const 
 
 // --- the rows of one request, head and side -----------------------------------------------------------------------------
 
-/// A label that needs no neighbour: in its place, where the order of tokens and heads says, or in the one place that has the row.
+/// The label of a row that stands in its place, where the order of tokens and heads puts it, or in only one place; nullopt if
+/// neighbours must decide.
 std::optional<Label> Tracer::sure(const Place& place, const Row& row) {
   const std::uint64_t digest = of_a_.of(row);
   NoPlace why{};
@@ -190,7 +192,7 @@ std::optional<Label> Tracer::sure(const Place& place, const Row& row) {
   return listed.empty() && others.size() == 1 ? std::optional(others.front()) : std::nullopt;
 }
 
-/// What stands in the place of a row that is nowhere.
+/// The label of a row that is nowhere in B, by what stands in its place.
 Label Tracer::lost(const Place& place, const Row& row) {
   Label label{.fate = RowFate::no_place};
   if (trace_.reorder && !trace_.reorder->of(place, a_.page_size())) {
@@ -250,7 +252,7 @@ bool is_of_pages(const Segment& s, std::int64_t size) {
   return whole && kept && (s.first + s.label.shift) % size == 0;
 }
 
-/// Runs of such segments, of which two at least went elsewhere, become one.
+/// Makes one segment of each run of segments of whole pages, if at least two of the run went elsewhere.
 std::vector<Segment> with_pages(const std::vector<Segment>& all, std::int64_t size) {
   std::vector<Segment> merged;
   for (std::size_t i = 0; i < all.size();) {

@@ -285,7 +285,7 @@ Status refuse(std::string_view tensor, std::string_view why) {
   return {Code::invalid_argument, formatted("capture: tensor {}: {}", quote(tensor), why)};
 }
 
-/// Elements of a tensor that differ in their place: axes with a stride of 0 repeat the same ones.
+/// Number of elements of a tensor at addresses of their own: axes with a stride of 0 repeat the same elements.
 std::int64_t distinct_elements(const Tensor& t) {
   std::int64_t count = 1;
   for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) count *= t.stride[i] == 0 ? 1 : t.shape[i];

@@ -13,19 +13,20 @@
 
 namespace quire::capture {
 
-/// Elements become NaN, zero, or garbage of a size that no softmax average can hide; its sign varies from element to element.
+/// Makes elements NaN, zero, or garbage of a size that no softmax average can hide. The sign of garbage varies from element to
+/// element.
 class Spoiler {
  public:
   Spoiler(const Tensor& t, PoisonKind kind)
       : data_(static_cast<std::byte*>(t.data)), size_(itemsize(t.dtype)), is_code4_(is_four_bit(t.dtype)) {
-    if (is_code4_) {  // no NaN: -6, or 6 of either sign
+    if (is_code4_) {  // 4-bit codes have no NaN: -6 stands for it, and 6 of either sign is garbage.
       sign_varies_ = kind == PoisonKind::finite_garbage;
       bits_[0][0] = kind == PoisonKind::zero ? std::byte{0} : sign_varies_ ? std::byte{7} : std::byte{15};
       bits_[1][0] = std::byte{15};
       return;
     }
-    if (t.dtype == DType::fp8_ds_mla ||
-        t.dtype == DType::u8) {  // 0xFF is NaN in each part of a row, and sets all bits of a tree.
+    // 0xFF is NaN in each part of a row, and sets all flags and bits of a tree.
+    if (t.dtype == DType::fp8_ds_mla || t.dtype == DType::u8) {
       const std::byte wild{kind == PoisonKind::zero ? std::uint8_t{0} : std::uint8_t{0xFF}};
       bits_[0][0] = bits_[1][0] = wild;
       return;

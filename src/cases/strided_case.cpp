@@ -17,7 +17,7 @@ namespace {
 /// another number they would never be asked.
 constexpr std::int64_t kGap = 16;
 
-/// The way in which the elements of a tensor, or of tensors that share memory, lie there.
+/// The way in which the elements of a tensor, or of tensors that share memory, lie in memory.
 struct Arrangement {
   std::array<int, Tensor::kMaxRank> order{0, 1, 2, 3, 4};       ///< dimensions, that of the largest stride first
   std::array<std::int64_t, Tensor::kMaxRank + 1> gap_behind{};  ///< elements behind a run of dimension order[i]
@@ -67,7 +67,7 @@ void scatter(const Tensor& from, const Tensor& to) {
   }
 }
 
-/// Fills memory with what lies between elements: a pattern of 64 elements, repeated.
+/// Fills memory with poison of this kind: a pattern of 64 elements, repeated.
 void fill(std::byte* data, std::int64_t elements, DType dtype, PoisonKind kind) {
   constexpr std::int64_t kPattern = 64;  // elements; a power of two
   const Tensor memory = Tensor::contiguous(data, dtype, elements);

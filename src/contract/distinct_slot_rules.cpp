@@ -14,7 +14,7 @@ namespace {
 
 using enum RuleId;
 
-/// Visible cached positions in a row that lie in one page. `key` counts from the request's first key.
+/// Consecutive visible cached positions in one page. `key` counts from the request's first key.
 struct Run {
   std::int64_t page = 0, offset = 0, count = 0, key = 0;
 };
@@ -45,7 +45,7 @@ class SeenRuns {
  private:
   std::int64_t page_size_;
   FlatMap<Run> whole_;
-  std::vector<Run> parts_;  // the ends of ranges of keys, and so a handful
+  std::vector<Run> parts_;  // runs of less than a page: only ends of ranges of keys, so there are few
 };
 
 void t22_distinct_slots(Context& c, std::int64_t r, const Run& run, const Run& earlier) {

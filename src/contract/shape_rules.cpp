@@ -263,7 +263,7 @@ void m22_head_dim(Context& c) {
   c.report.add(M22, "cache.k", {}, formatted("head_dim {}", c.sizes.cache_head_dim), formatted("{} as query", c.sizes.head_dim));
 }
 
-/// The layout under which the cache would have as many KV heads as this one has tokens in a page, if these heads fit the query's.
+/// The other layout, if the cache would have a fitting number of KV heads in it: as many as it has tokens in a page now.
 std::string other_layout(const Context& c) {
   if (c.cache.layout == CacheLayout::packed || c.sizes.num_q_heads % c.sizes.page_size != 0) return {};
   return formatted("as layout {} the cache has {} KV heads and pages of {}",

@@ -177,7 +177,7 @@ void apply_length_rules(Context& c) {
 
 // --- block_table --------------------------------------------------------------------------------------------------------
 
-/// Columns [first, last) of a request, of pages that no row may see.
+/// Checks columns [first, last) of a request, some of which may have pages that no row sees.
 void t03_page_ids(Context& c, std::int64_t r, const semantics::VisiblePages& pages, std::int64_t first, std::int64_t last) {
   const std::int64_t num_pages = c.sizes.num_pages;
   const IndexView row = semantics::index_row(c.batch.block_table, r);

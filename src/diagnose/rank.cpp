@@ -136,7 +136,8 @@ class Contest {
     c.tried = true;
     judge(c);
   }
-  /// From both ends of the list in turn: known faults come first in it, and proposals that were fitted to these cells last.
+  /// Measures candidates from both ends of the list in turn: known faults stand first, and proposals that were fitted to these
+  /// cells last.
   void measure(std::span<RankedCandidate> list, Stage stage) {
     const bool done = limit_.run([&] {
       threads::for_each_index(list.size(),

@@ -106,7 +106,7 @@ Status AtomicFile::commit() {
   if (::close(fd) != 0) return fail("cannot close");
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) return fail("cannot rename the temporary file to it");
   temporary_.clear();
-  // The rename itself must survive a power cut too; file systems that cannot sync a directory keep their own promise.
+  // The rename itself must survive a power cut, too. A file system that cannot sync a directory gives no such guarantee.
   const int folder_fd = ::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder_fd >= 0) {
     ::fsync(folder_fd);

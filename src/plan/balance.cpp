@@ -33,8 +33,9 @@ class Loads {
     total_ += cost;
     return load;
   }
-  /// The threads take `count` items of one cost, as if each were taken alone: item k of a thread begins when the thread has its
-  /// load and k items, and those that begin first are taken. The level is the time before which at most `count` of them begin.
+  /// Gives the threads `count` items of one cost, as if items were taken one by one. Item k of a thread would begin when the
+  /// thread has its load and k items; the `count` items that begin first are taken. The level is the time before which at most
+  /// `count` items begin.
   void take(double cost, std::int64_t count) {
     const auto begun = [&](double level) {
       double sum = 0;

@@ -30,7 +30,7 @@ class StoredRows {
         token_scales_(token_scales(is_k ? cache.k_scale : cache.v_scale)),
         block_scales_(is_k ? k_block_scales(cache) : v_block_scales(cache)) {}
 
-  /// Bytes of the codes, which stand before those of scales.
+  /// Number of bytes of the codes. They stand before the bytes of the scales.
   std::size_t code_bytes() const noexcept {
     return static_cast<std::size_t>(is_four_bit(codes_.dtype) ? dims_ / 2 : dims_ * itemsize(codes_.dtype));
   }

@@ -267,7 +267,7 @@ Case Judge::view(PoisonKind between, const cases::Chosen& chosen) const {
   return cases::with_views(p_.c, {odd ? Strides::any : Strides::rows, seed + phase, between}, chosen);
 }
 
-/// Why the inputs of this case cannot be views, or empty.
+/// Why this case is not asked with views; empty if it is.
 std::string Judge::no_views() const {
   if (target_.strides == Strides::none) return "the target takes contiguous inputs alone";
   if (p_.sparse) return "its cache is sparse";
@@ -276,7 +276,8 @@ std::string Judge::no_views() const {
   return bytes > kMostViewed ? "the case is large" : "";
 }
 
-/// Finding of a call on views, or empty. Other strides may have another path, whose bits may differ within the tolerance.
+/// What is wrong with a call on views; empty if nothing is. Other strides may take another path through a kernel, so bits may
+/// differ within the tolerance.
 std::string Judge::wrong_on_views(const Written& w) const {
   if (!w.status.ok()) return "the call failed: " + w.status.message();
   if (w.damaged != 0 && first_.damaged == 0) return formatted("{} bytes outside the output changed", w.damaged);

@@ -232,7 +232,7 @@ std::vector<Mutant> call_mutants() {
 
 namespace {
 
-/// The reference of a case whose views were taken for something else.
+/// The reference, called with a case whose views `mistake` has changed.
 AttendCase misread(std::function<void(Case&)> mistake) {
   return [mistake = std::move(mistake)](const Case& c, std::string&) {
     Case other = c;
@@ -249,7 +249,7 @@ void for_input(AnyCase& c, const std::string& wanted, Visit&& visit) {
   });
 }
 
-/// Gives K the strides of V, if all of what is read then lies within K.
+/// Gives K the strides of V, if every read then stays within K.
 void read_k_by_strides_of_v(Case& c) {
   const Tensor &k = c.cache.k, &v = c.cache.v;
   if (k.rank != v.rank) return;

@@ -33,7 +33,8 @@ std::vector<ProblemLine> lines_of(const std::vector<CaseResult>& cases, CaseStat
   return lines;
 }
 
-/// Values that one `--supports` removes are one property, named by their field.
+/// Properties of failing cases that no passing case has. Values that one `--supports` removes are one property, named by their
+/// field.
 std::vector<Candidate> candidates(const std::vector<ProblemLine>& failing, const std::vector<ProblemLine>& passing) {
   std::vector<Candidate> list;
   std::set<std::string> done;

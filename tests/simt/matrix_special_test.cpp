@@ -44,7 +44,7 @@ TEST(SimtMatrixSpecial, RandomProblems) {
   }
 }
 
-/// As between prepare() and a layer.
+/// The table changes after the validation, as it may between prepare() and a layer.
 TEST(SimtMatrixSpecial, AWildEntryBehindTheValidationIsNotFollowedAndIsHeard) {
   for (const simt::MatrixGpu* gpu : kGpus)
     for (const char* shape : {"heads=4:2 d=64 page=16 index=i64 reqs=1@40", "heads=4:2 d=64 page=16 index=i64 reqs=40@40"})

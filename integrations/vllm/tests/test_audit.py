@@ -326,7 +326,7 @@ def test_an_audited_backend_is_found_where_it_says_that_it_is(engine, monkeypatc
         wrapped.__dict__.pop("FLASH_ATTN", None)
 
 
-# What breaks in the audit stays there.
+# A failure of the audit itself is counted and logged, and the engine goes on.
 
 
 class Alone(Engine):

@@ -14,7 +14,7 @@ namespace quire::cpu {
 /// body(index, thread) once for every index in [0, count); inline if there is nothing to share. `call` names the call in errors.
 /// An executor that does anything else is an invalid_argument: a task that it repeats runs once all the same, and one that it
 /// gives a thread number it does not have, or that is in use, does not run. Throws Interrupted when the calling thread's
-/// InterruptScope ends; no task is begun after that.
+/// InterruptScope ends; no task begins after that.
 template <typename Body>
 Status parallel_for(const char* call, Executor& executor, std::int64_t count, Body& body) {
   const int num_threads = executor.num_threads();

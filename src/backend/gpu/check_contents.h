@@ -206,7 +206,7 @@ QUIRE_DEVICE ContentBox box_of_page(const GenericArgs& a, std::int32_t req, std:
   const Lengths n = lengths_of(a, req);
   if (n.query_len == 0) return {};
   const std::int64_t page = page_at(a, req, column), size = a.page_size;
-  if (page == kNoPage) return {};  // No row sees a key of it (Q-T03, Q-T10).
+  if (page == kNoPage) return {};  // No row sees a key of such a page (Q-T03, Q-T10).
   const Sight sight = sight_of(a, req, n);
   const semantics::SeenKeys keys = sight.mask.seen_by(sight.first, sight.first + n.query_len - 1).below(n.cached_len);
   // A page with keys of two ranges, or of a tree, is read as a whole: what is found there is judged by the host.

@@ -41,7 +41,7 @@ struct GenericBlock {
   ScoreRow* rows;           ///< [kGenericTileRows]
   std::int32_t* next_item;  ///< message of thread 0 to all threads: item to attend
   std::int32_t* is_last;    ///< message of thread 0: whether the item's part was the last of its tile
-  ItemKeys* keys;           ///< message of thread 0: of the item
+  ItemKeys* keys;           ///< message of thread 0: keys that rows of the item see
 
   QUIRE_DEVICE explicit GenericBlock(SharedArea& area)
       : query(area.take<float>(kGenericTileRows * kDimPitch)),
@@ -90,7 +90,7 @@ QUIRE_DEVICE GenericItem item_at(const AttendArgs& a, std::int32_t index) {
   return item;
 }
 
-/// Thread 0 alone: the keys that rows of an item see. A cache without pages has none of them.
+/// Finds the keys that rows of an item see, on thread 0 alone. There are none in a cache without pages.
 QUIRE_DEVICE void describe_keys(const AttendArgs& a, std::int32_t index, const GenericBlock& block) {
   const WorkSlice& slice = a.work.slices[index / a.num_kv_heads];
   const Lengths n = lengths_of(a, slice.req);
@@ -155,7 +155,7 @@ QUIRE_DEVICE bool sees_in_tree(const AttendArgs& a, const ItemKeys& keys, const 
   return bit < a.most_tree_keys && bits.sees(bit);
 }
 
-/// Key t of the tile has no page. A row that sees it becomes NaN.
+/// Makes NaN of every row that sees key t of the tile, which has no page.
 QUIRE_DEVICE void miss_key(const AttendArgs& a, const GenericItem& item, const TileKeys& keys, const GenericBlock& block, int t) {
   block.key_scale[t] = block.value_scale[t] = semantics::bits_to_float(0x7FC00000u);
   bool seen = !keys.of_tree;

@@ -50,8 +50,7 @@ struct Producer {
   __device__ Source source_of(const Walk& walk, const Piece& piece) const {
     const int shift = maps.box_shift, tokens = maps.box_tokens;
     const tile::RowSpan span = span_of<Memory::kSlices>(a, walk.lengths(), walk.slice());
-    const int end =
-        min(span.any_end, walk.lengths().cached_len);  // A row may see new keys alone: no box then, not that of `end`.
+    const int end = min(span.any_end, walk.lengths().cached_len);  // Rows that see new keys alone have no box.
     const Boxes seen = {span.any_begin >> shift, span.any_begin < end ? (end + tokens - 1) >> shift : 0};
     return {walk.req(), walk.kv_head(), piece, seen};
   }

@@ -62,8 +62,8 @@ struct TileBoxes {
     return max(begin, job.item.slice.key_begin) < end;
   }
 
-  /// Page of box `box` of the request, or -1: zeros. Boxes in a gap, and those that no row of a call without masks sees, are not
-  /// looked up.
+  /// Page of box `box` of the request, or -1, which reads as zeros. Boxes in a gap, and those that no row of a call without masks
+  /// sees, are not looked up.
   __device__ int page_of(const Job& job, int box) const {
     const int token = box * block.maps.cache.box_tokens, end = token + block.maps.cache.box_tokens;
     if (end <= job.item.slice.key_begin || token >= job.keys.cached_end || is_in_gap(job, token, end)) return -1;

@@ -65,8 +65,8 @@ struct Softmax {
       for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], mask));
   }
 
-  /// A maximum to which weights of one fused operation may be relative: a product of up to this size is off by 2^-4. NaN in the
-  /// place of a larger one.
+  /// The largest maximum that a weight of one fused operation may be relative to: a product of this size is off by at most 2^-4.
+  /// fusable() makes NaN of a larger maximum.
   static constexpr float kMostFused = 0x1p20f;
   __device__ static float fusable(float max) { return fabsf(max) <= kMostFused || max == -INFINITY ? max : NAN; }
 
