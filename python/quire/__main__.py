@@ -37,7 +37,7 @@ _HELP = f"""
 In Python's command only:
   --target NAME               test what Python can call: {', '.join(targets.names())}, module:function or FILE.py:function
   --lines FILE                a file of problem lines; blank lines and # are skipped
-  --supports NAME=VALUE       cases that the kernel takes only, as "kscale=none vscale=none lse=0 layout=nhd,hnd strides=none"
+  --supports NAME=VALUE       what the kernel takes; other cases are not asked: "kscale=none vscale=none lse=0 layout=nhd,hnd strides=none"
 """
 
 
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--types", metavar="Q:KV", help="cases in these query:cache types only, as bf16:bf16,f16:fp8_e4m3fn")
     verify.add_argument("--dims", metavar="N", help="cases with these head_dims only, as 64,128")
     verify.add_argument("--layouts", metavar="NAME", help="cases in these cache layouts only, as nhd,hnd")
-    verify.add_argument("--supports", metavar="NAME=VALUE", action="append", default=[], help="cases that the kernel takes only, as \"kscale=none lse=0\"; may be given again")
+    verify.add_argument("--supports", metavar="NAME=VALUE", action="append", default=[], help="what the kernel takes, as \"kscale=none lse=0\"; other cases are not asked; may be given again")
     verify.add_argument("--soak", type=float, metavar="MINUTES", help="test new random batches for this many minutes, or until Ctrl-C; resumable")
     verify.add_argument("--soak-folder", default="quire-soak", metavar="DIR", help="state, log and findings of a soak (default: quire-soak)")
     verify.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random matrix (default: 1)")
