@@ -185,9 +185,7 @@ REGISTERS = 65536  # of an SM, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
 # (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
-# Prefill has up to 80 bytes more since its pages are bounded where they are looked up (28 November 2026): masks and packed are measured,
-# codes, tall and other tiles have room for as much.
-LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 152, "prefill B?[Ff]16 masks (192 128|256|512)": 176,  # the thread that draws items
+LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 96, "prefill B?[Ff]16 masks (192 128|256|512)": 112,  # the thread that draws items
                "decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
                "decode B?[Ff]16 PlainTiles 64 32": 48, "decode Bf16 Fp8Tiles 64 32": 48, "decode F16 Fp8Tiles 64 32": 56,
                "decode B?[Ff]16 PlainTiles 256 16": 48, "decode B?[Ff]16 Fp8Tiles 256 16": 40,
@@ -197,9 +195,9 @@ LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 152, "prefill B?[Ff]16 masks (
                "decode B?[Ff]16 Packed(Fp8)?Tiles 256 8": 24,
                # Outside the loops over tiles: facts of a job, and the place of a tile's values where this step's rows and packed
                # ones meet.
-               "prefill B?[Ff]16 packed (128|256)": 80, "prefill B?[Ff]16 packed codes (128|256)": 208,
-               "prefill B?[Ff]16 packed codes 64": 96, "prefill B?[Ff]16 codes (64|128|256)": 96,
-               "prefill B?[Ff]16 tall 64": 88, "prefill B?[Ff]16 (64|128|256|512|192 128)": 80,  # the producers', of 32 registers a thread
+               "prefill B?[Ff]16 packed (128|256)": 80, "prefill B?[Ff]16 packed codes (128|256)": 128,
+               "prefill B?[Ff]16 packed codes 64": 16, "prefill B?[Ff]16 codes (128|256)": 16,
+               "prefill B?[Ff]16 tall 64": 8,  # the producers', of 32 registers a thread
                # The producers', of 40 registers a thread, where they copy key by key.
                "mla B?[Ff]16": 16}
 # Instructions by the low 9 bits of their words (the bits above say where operands come from), and by what nvdisasm calls them.

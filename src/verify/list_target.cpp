@@ -9,6 +9,7 @@
 
 #include "quire/sparse.hpp"
 #include "semantics/index_tensor.h"
+#include "semantics/slot_grid.h"
 
 namespace quire::verify_detail {
 namespace {
@@ -112,6 +113,8 @@ Status attend_by_lists(const Case& c, int num_threads, Executor& executor, std::
   const Problem problem = problem_of(c.batch, c.cache, c.options);
   if (const std::string why = has_no_lists(problem); !why.empty()) return {Code::unsupported, why};
   const AsLists made(c, problem);
+  if (made.lists().unit == ListUnit::slot && !semantics::slot_grid(c.cache))
+    return {Code::unsupported, "lists of slots take K and V that step alike from token to token (Q-K04)"};
   const Result<Sparse> planned =
       plan_sparse(made.batch(), c.cache, made.options(), made.lists(), {.plan = {.num_threads = num_threads}});
   if (!planned.ok()) return planned.status();

@@ -14,18 +14,19 @@ namespace quire::cuda::sm90::prefill {
 struct MaskedJob : Job {
   static constexpr bool kMasks = true;
   gpu::Sight sight;
-  int gap_begin, gap_end;  ///< behind the prefix: all keys that are seen between prefix and tree are above it
+  int gap_begin, gap_end;  ///< keys behind the prefix that no row of the tile sees
   schedule::TileGaps<int> gaps;
 
-  /// The item begins at the first key that one of its rows sees, as nothing before it may be read.
+  /// The item begins at the first key that one of its rows sees, as nothing before it may be read. Its ranges of keys stay in no
+  /// local variable: the thread that draws items has 32 registers.
   __device__ void find_sight(const gpu::AttendArgs& a, int index) {
     gpu::WorkSlice& slice = item.slice;
     sight = gpu::sight_of(a, slice.req, item.lengths);
-    const int first = slice.row_begin / a.group, last = (slice.row_end - 1) / a.group;
-    const semantics::SeenKeys seen = sight.mask.seen_by(sight.first + first, sight.first + last);
-    gap_begin = gap_end = static_cast<int>(seen.prefix.end);
-    if (gap_begin > 0 && seen.hull().end > gap_begin) gap_end = static_cast<int>(seen.next(gap_begin));
-    slice.key_begin = max(a.work.slices[index / a.num_kv_heads].key_begin, static_cast<int>(seen.hull().begin));
+    const std::int64_t first_row = sight.first + slice.row_begin / a.group;
+    const int behind = static_cast<int>(min(sight.mask.of_row(first_row).begin, sight.mask.tree_begin));
+    gap_begin = static_cast<int>(sight.mask.prefix_end), gap_end = gap_begin > 0 ? behind : 0;
+    const int begin = max(a.work.slices[index / a.num_kv_heads].key_begin, gap_begin > 0 ? 0 : behind);
+    slice.key_begin = min(begin, slice.key_end);  // a tile whose rows see nothing
   }
   __device__ void skip_gap(int tile_keys) { schedule::skip_gap(item.slice, gap_begin, gap_end, tile_keys, keys, gaps); }
   __device__ bool is_in_gap(int begin, int end) const { return begin >= gap_begin && end <= gap_end; }
