@@ -14,10 +14,12 @@ Status too_large(const char* what, std::int64_t value) {
   return {Code::unsupported, formatted("plan: {} {} does not fit the 32-bit numbers of GPU kernels", what, value)};
 }
 
-/// Parts of fixed size in a tile, at most.
+/// Parts of fixed size in a tile, at most. Where the table's width is all that is known, this step's keys may lie far behind the
+/// cached ones that a row sees, with no part between them: two cuts more (capacities.h).
 std::int64_t most_parts(const DeviceList& list, const Plan& plan) {
   const Problem& p = plan.problem;
-  const std::int64_t most_keys = plan.bounds.max_seq_len;
+  const bool may_be_far = plan.bounds.seq_len_from_shapes && (p.has_shapes() || p.sliding_window == 1);
+  const std::int64_t most_keys = plan.bounds.max_seq_len + (may_be_far ? 2 * list.split_keys : 0);
   const bool sees_all_later_keys = ((p.has_causal || !p.causal) && !p.window_right) || p.has_shapes();
   if (!p.sliding_window || sees_all_later_keys) return schedule::most_parts(most_keys, list.split_keys);
   return schedule::most_parts(most_keys, list.split_keys, std::min(*p.sliding_window, kMaxInt32),

@@ -23,6 +23,10 @@
 //     n = min(ceil(max_seq_len / split_keys), (window + window_right + tile_rows - 2) / split_keys + 2)
 //
 // parts: slices <= tiles * n, merges <= tiles and partials <= tiles * n * num_kv_heads, or none of both if n is 1.
+//
+// Where max_seq_len counts the c keys that a table has room for and f of this step, these may lie far behind. Parts between the
+// two are left out. c keys touch at most ceil(c / split_keys) parts and f keys ceil((f - 1) / split_keys) + 1, which is at most
+// two more than ceil(max_seq_len / split_keys).
 #pragma once
 
 #include <algorithm>

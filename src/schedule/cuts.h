@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "schedule/key_tiles.h"
 #include "schedule/tiles.h"
 #include "semantics/qualifiers.h"
 #include "semantics/visible_range.h"
@@ -69,6 +70,16 @@ QUIRE_HD Cuts<Int> cuts_of(const Tiling<Int>& tiling, const Tile<Int>& tile, Int
   const Int all = tiling.key_tiles(tile), wanted = (all - 1) / part_tiles + 1, tiles = (all - 1) / wanted + 1;
   const Int parts = (all - 1) / tiles + 1;
   return {parts == 1 ? tile.key_end - tile.key_begin : tiles * tiling.tile_keys, parts};
+}
+
+/// Parts of a tile that lie in a gap of its keys, which no row sees: they may be left out. Parts count from 0, cuts lie at
+/// multiples of split_keys, and one part stays.
+template <class Int>
+QUIRE_HD TileGap<Int> parts_in_gap(semantics::KeyRangeIn<Int> keys, Int gap_begin, Int gap_end, Int split_keys) {
+  const Int origin = cut_origin(keys.begin, split_keys);
+  TileGap<Int> gap = tiles_in_gap<Int>(origin, keys.begin, keys.end, gap_begin, gap_end, split_keys);
+  if (gap.count() > 0 && origin + std::int64_t{gap.count()} * split_keys >= keys.end) --gap.end;
+  return gap;
 }
 
 /// Keys of part `part` of a tile with these keys, whose cuts are `part_keys` apart and whose first is at first_cut.

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -115,6 +116,34 @@ TEST(Cuts, ARequestBelongsToTheListsThatTakeIt) {
         expect_each_key_once<std::int32_t>(List{.group = 2, .tile_rows = 3, .min_rows = min, .max_rows = max}, {query_len, 5}, 2);
 }
 
+/// Whether each part of a tile stays if the keys [begin, end) are a gap.
+std::vector<bool> stays(const List& list, const Tile<std::int64_t>& tile, std::int64_t begin, std::int64_t end) {
+  std::vector<bool> kept;
+  for (const auto& part : parts_of_tile(list, tile, kUncut)) kept.push_back(part.begin < begin || part.end > end);
+  if (std::find(kept.begin(), kept.end(), true) == kept.end()) kept.back() = true;
+  return kept;
+}
+
+TEST(Cuts, PartsInAGapAreLeftOutAndOneStays) {
+  for (const std::int64_t far : {std::int64_t{0}, std::int64_t{std::numeric_limits<std::int32_t>::max()} - 24})
+    for (std::int64_t split = 1; split <= 5; ++split)
+      for (std::int64_t first = 0; first <= 7; ++first)
+        for (std::int64_t last = first + 1; last <= 17; ++last)
+          for (std::int64_t begin = 0; begin <= 18; ++begin)
+            for (std::int64_t end = begin + 1; end <= 19; ++end) {
+              const List list{.split_keys = split};
+              const std::vector<bool> kept = stays(list, {0, 1, far + first, far + last}, far + begin, far + end);
+              const auto gap =
+                  parts_in_gap<std::int32_t>({std::int32_t(far + first), std::int32_t(far + last)}, std::int32_t(far + begin),
+                                             std::int32_t(far + end), std::int32_t(split));
+              for (std::int32_t part = 0; part < std::int32_t(kept.size()); ++part)
+                ASSERT_EQ(part < gap.begin || part >= gap.end, kept[std::size_t(part)])
+                    << first << " " << last << " part " << part;
+              ASSERT_LE(gap.begin, gap.end);
+              ASSERT_LE(gap.end, std::int32_t(kept.size()));
+            }
+}
+
 TEST(Cuts, PartsOfOneTileAreAsEqualAsTilesAllow) {
   for (std::int32_t key_tiles = 1; key_tiles <= 60; ++key_tiles)
     for (std::int32_t part_tiles = 1; part_tiles <= 61; ++part_tiles) {
@@ -219,6 +248,22 @@ TEST(Capacities, OfPartsOfFixedSizeAreJustEnough) {
     });
     EXPECT_EQ(most.merges, tiles - 1) << "the bound counts a tile too many: here 10 rows in three requests are never in 5 tiles";
     EXPECT_LE(parts - most_of_tile, window > 0 ? 1 : 0) << "window " << window;
+  }
+}
+
+/// Keys of a table, and this step's, wherever they lie behind.
+TEST(Capacities, KeysInTwoPlacesTouchTwoPartsMoreAtMost) {
+  for (std::int64_t split = 1; split <= 5; ++split) {
+    std::int64_t most_more = 0;
+    for (std::int64_t cached = 0; cached <= 12; ++cached)
+      for (std::int64_t fresh = 1; fresh <= 9; ++fresh)
+        for (std::int64_t at = cached; at <= cached + 3 * split; ++at) {
+          const std::vector<bool> kept = stays(List{.split_keys = split}, {0, 1, 0, at + fresh}, cached, at);
+          const std::int64_t parts = std::count(kept.begin(), kept.end(), true);
+          ASSERT_LE(parts, most_parts(cached + fresh + 2 * split, split));
+          most_more = std::max(most_more, parts - most_parts(cached + fresh, split));
+        }
+    EXPECT_EQ(most_more, std::min<std::int64_t>(split - 1, 2)) << "no room is idle, split " << split;
   }
 }
 

@@ -16,7 +16,9 @@
 #include "backend/gpu/validate.h"
 #include "kernels/hazard_cases.h"
 #include "kernels/judge.h"
+#include "plan/device_lists.h"
 #include "plan/device_workspace.h"
+#include "quire/diagnose.hpp"
 #include "simt/device.h"
 #include "support/page_cases.h"
 
@@ -102,29 +104,93 @@ TEST(SimtPlanBounds, LongerRequestsThanPlannedBreakTheCallAndWriteNothing) {
   EXPECT_TRUE(workspace.guard_intact());
 }
 
-/// attend() on a device does not read lengths, and plans for as many keys as the table has room for. Requests may have more.
+/// What attend() on a device plans: it does not read lengths, and has room for as many keys as the table. Requests may have more.
+Plan plan_from_shapes(const Case& c, const PlanSettings& settings) {
+  const Problem whole = problem_of(c.batch, c.cache, c.options);
+  Problem unread = whole;
+  unread.reqs.clear();
+  unread.spans.clear();
+  Plan planned = plan(std::move(unread), find_device("sm90").value(), settings).value();
+  const std::int64_t rows = c.batch.query.shape[0], held = c.batch.block_table.shape[1] * page_size(c.cache);
+  planned.problem = whole;
+  planned.bounds = {c.batch.seq_lens.shape[0], rows, rows, held + (c.batch.key.present() ? rows : 0), true};
+  EXPECT_TRUE(plan_detail::size_lists(planned).ok());
+  return planned;
+}
+
 TEST(SimtPlanBounds, TablesNarrowerThanTheirKeysAreServed) {
   std::mt19937_64 random(8);
   int narrow = 0;
   for (int i = 0; i < 400; ++i) {
     const PageCase of = drawn_page_case(random, i % 2 == 0 ? 24 : 300);
     PageBatch batch(of, of.needed_columns(), random);
-    const std::int64_t room = of.needed_columns() * of.page_size + (batch->batch.key.present() ? of.rows : 0);
-    Problem p = problem_of(batch->batch, batch->cache, batch->options);
-    for (Request& r : p.reqs) {
-      narrow += r.seq_len() > room ? 1 : 0;
-      r = {r.query_len, std::min(r.context_len, room - r.query_len), std::min(r.seq_len(), room)};
-    }
-    p.spans.clear();
     const PlanSettings settings{.kernel = "cuda_generic", .batch_invariant = i % 3 == 0, .num_threads = i % 5 == 0 ? 132 : 1};
-    Plan planned = plan(std::move(p), find_device("sm90").value(), settings).value();
-    planned.problem = problem_of(batch->batch, batch->cache, batch->options);
-    planned.bounds.seq_len_from_shapes = true;
+    const Plan planned = plan_from_shapes(*batch, settings);
+    for (const Request& r : planned.problem.reqs) narrow += r.seq_len() > planned.bounds.max_seq_len ? 1 : 0;
     std::int64_t rows = 0;
     const Status status = attend_by(planned, *batch, 2, rows);
     ASSERT_TRUE(status.ok()) << of.text() << "columns " << of.needed_columns() << ": " << status.message();
   }
   EXPECT_GT(narrow, 300);
+}
+
+/// A request whose rows see a prefix and keys far behind it, and none between: a tree whose bits are 0, rows behind all keys, or
+/// this step's keys, seen by a tree, a chunk or a window of one key.
+PageCase drawn_far_case(std::mt19937_64& random) {
+  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
+  PageCase c;
+  c.page_size = 1 + below(40);
+  c.rows = 1 + below(20);
+  c.num_keys = below(2) * below(9000) + 4096 * (1 + below(3)) + below(c.rows + 1);
+  c.prefix = below(2) == 0 ? 0 : below(2) == 0 ? 1 + below(60) : 4000 + below(200);
+  c.cached = c.num_keys;
+  c.window = 1;
+  const std::int64_t tree = 1 + below(30);
+  if (below(2) == 0) {
+    c.has_q_begin = true;
+    c.q_begin = c.num_keys + below(9);
+    if (below(4) > 0) c.bits.assign(static_cast<std::size_t>(c.rows), std::vector<bool>(static_cast<std::size_t>(tree)));
+    return c;
+  }
+  c.cached = c.q_begin = c.num_keys - c.rows;
+  if (below(3) == 0) {
+    c.window = 0, c.chunk = c.cached;
+  } else if (below(2) == 0) {
+    for (std::int64_t row = 0; row < c.rows; ++row)
+      for (std::int64_t b = (c.bits.emplace_back(), 0); b < c.rows + tree; ++b)
+        c.bits.back().push_back(b >= tree && (b == tree + row || (b < tree + row && below(2) == 0)));
+  }
+  return c;
+}
+
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  const auto* first = static_cast<const std::byte*>(t.data);
+  return {first, first + t.num_elements() * itemsize(t.dtype)};
+}
+
+/// A tile's parts of fixed size are no more than the plan, which knows the table and no lengths, has room for, and a row's bits
+/// do not depend on the table's width.
+TEST(SimtPlanBounds, KeysFarBehindTheTableAreServed) {
+  std::mt19937_64 random(21);
+  for (int i = 0; i < 150; ++i) {
+    const PageCase of = drawn_far_case(random);
+    PageBatch batch(of, (of.cached - 1) / of.page_size + 1, random);
+    std::int64_t& columns = batch->batch.block_table.shape[1];
+    std::vector<std::byte> bits[2];
+    for (const std::int64_t width : {of.needed_columns(), columns}) {
+      columns = width;
+      const PlanSettings settings{.kernel = "cuda_generic", .batch_invariant = i % 4 > 0, .num_threads = i % 8 == 0 ? 132 : 1};
+      std::int64_t rows = 0;
+      const Status status = attend_by(plan_from_shapes(*batch, settings), *batch, 2, rows);
+      ASSERT_TRUE(status.ok()) << of.text() << "columns " << width << ": " << status.message();
+      const Result<Reference> expected = reference(batch->batch, batch->cache, batch->options);
+      ASSERT_TRUE(expected.ok()) << of.text() << ": " << expected.status().message();
+      const Comparison judged = compare(batch->batch.output, batch->batch.lse, expected.value());
+      ASSERT_TRUE(judged.ok) << of.text() << "\n" << judged.text;
+      bits[width == of.needed_columns() ? 0 : 1] = bytes_of(batch->batch.output);
+    }
+    EXPECT_TRUE(bits[1].empty() || i % 4 == 0 || bits[0] == bits[1]) << of.text();
+  }
 }
 
 /// Whether validate() refuses lengths that the plan has room for.

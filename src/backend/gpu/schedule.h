@@ -182,7 +182,9 @@ QUIRE_DEVICE void write_slices(const AttendArgs& a, const ScheduleBlock& block, 
     const std::int32_t part = static_cast<std::int32_t>(i) - block.slice_begin[tile];
     const WorkSlice& whole = block.slice[tile];
     const std::int64_t first_cut = std::int64_t{schedule::cut_origin(whole.key_begin, work.split_keys)} + part_keys;
-    const auto keys = schedule::part_of<std::int32_t>({whole.key_begin, whole.key_end}, part, first_cut, part_keys);
+    const auto left_out = parts_behind_table(a, whole.req, whole);
+    const std::int32_t at = part < left_out.begin ? part : part + left_out.count();
+    const auto keys = schedule::part_of<std::int32_t>({whole.key_begin, whole.key_end}, at, first_cut, part_keys);
     WorkSlice& slice = work.slices[first + i];
     slice = whole;
     slice.part = part;
@@ -221,6 +223,7 @@ QUIRE_DEVICE void deal_tiles(const AttendArgs& a, ScheduleBlock& block, std::int
       req = first_req + r;
       tile = tile_at(a, req, index - block.tile_begin[r]);
       cuts = schedule::cuts_of(tiling_of(a), tile, a.work.split_keys, part_tiles);
+      cuts.parts -= parts_behind_table(a, req, tile).count();
     }
     const ListEntries count{Count::of(cuts.parts), Count::of(cuts.parts > 1 ? 1 : 0)};
     const ListEntries before = block.entries.exclusive(count);
