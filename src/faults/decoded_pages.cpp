@@ -2,6 +2,9 @@
 // Decodes a page at the first read of one of its slots.
 #include "faults/decoded_pages.h"
 
+#include <new>
+#include <utility>
+
 #include "faults/model.h"
 
 namespace quire::faults_detail {
@@ -13,10 +16,8 @@ DecodedPages::DecodedPages(const KVCache& cache)
       num_kv_heads_(quire::num_kv_heads(cache)),
       head_dim_(quire::head_dim(cache)),
       v_head_dim_(quire::v_head_dim(cache)),
-      pages_(static_cast<std::size_t>(2 * num_pages_ * num_kv_heads_)) {}
-
-DecodedPages::~DecodedPages() {
-  for (std::atomic<float*>& page : pages_) delete[] page.load(std::memory_order_relaxed);
+      pages_(static_cast<float**>(std::calloc(static_cast<std::size_t>(2 * num_pages_ * num_kv_heads_) + 1, sizeof(float*)))) {
+  if (pages_ == nullptr) throw std::bad_alloc();
 }
 
 const float* DecodedPages::slot(Side side, std::int64_t page, std::int64_t offset, std::int64_t kv_head) const {
@@ -24,13 +25,13 @@ const float* DecodedPages::slot(Side side, std::int64_t page, std::int64_t offse
       page >= 0 && page < num_pages_ && offset >= 0 && offset < page_size_ && kv_head >= 0 && kv_head < num_kv_heads_;
   if (!inside) return nullptr;
   const std::int64_t index = (static_cast<std::int64_t>(side) * num_pages_ + page) * num_kv_heads_ + kv_head;
-  std::atomic<float*>& entry = pages_[static_cast<std::size_t>(index)];
-  const float* values = entry.load(std::memory_order_acquire);
+  float*& entry = pages_[static_cast<std::size_t>(index)];
+  const float* values = std::atomic_ref(entry).load(std::memory_order_acquire);
   if (values == nullptr) values = decode(side, page, kv_head, entry);
   return values == nullptr ? nullptr : values + offset * dims_of(side);
 }
 
-const float* DecodedPages::decode(Side side, std::int64_t page, std::int64_t kv_head, std::atomic<float*>& entry) const {
+const float* DecodedPages::decode(Side side, std::int64_t page, std::int64_t kv_head, float*& entry) const {
   const std::int64_t elements = page_size_ * dims_of(side), size = elements * static_cast<std::int64_t>(sizeof(float));
   if (bytes_.fetch_add(size) + size > kMostBytes) {
     bytes_.fetch_sub(size);
@@ -50,12 +51,14 @@ const float* DecodedPages::decode(Side side, std::int64_t page, std::int64_t kv_
       row[d] *= block_scale(cache_, side, place, kv_head, static_cast<std::int64_t>(d) / block_size(t.dtype));
     for (std::size_t d = 0; d < dims; ++d) values[static_cast<std::size_t>(place.offset) * dims + d] = static_cast<float>(row[d]);
   }
-  float* none = nullptr;
-  if (!entry.compare_exchange_strong(none, values.get(), std::memory_order_acq_rel)) {
+  const std::lock_guard<std::mutex> lock(keeping_);
+  if (entry != nullptr) {
     bytes_.fetch_sub(size);
-    return none;
+    return entry;
   }
-  return values.release();
+  kept_.push_back(std::move(values));
+  std::atomic_ref(entry).store(kept_.back().get(), std::memory_order_release);
+  return entry;
 }
 
 }  // namespace quire::faults_detail

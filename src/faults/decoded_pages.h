@@ -5,6 +5,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "quire/cache.hpp"
@@ -18,7 +21,6 @@ inline constexpr Side kSides[] = {Side::key, Side::value};
 class DecodedPages {
  public:
   explicit DecodedPages(const KVCache& cache);
-  ~DecodedPages();
   DecodedPages(const DecodedPages&) = delete;
   DecodedPages& operator=(const DecodedPages&) = delete;
 
@@ -31,14 +33,19 @@ class DecodedPages {
   /// wrong.
   static constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
 
-  const float* decode(Side side, std::int64_t page, std::int64_t kv_head, std::atomic<float*>& entry) const;
+  const float* decode(Side side, std::int64_t page, std::int64_t kv_head, float*& entry) const;
 
   const KVCache& cache_;
   std::int64_t dims_of(Side side) const { return side == Side::key ? head_dim_ : v_head_dim_; }
 
   std::int64_t num_pages_ = 0, page_size_ = 0, num_kv_heads_ = 0, head_dim_ = 0, v_head_dim_ = 0;
   mutable std::atomic<std::int64_t> bytes_{0};
-  mutable std::vector<std::atomic<float*>> pages_;  ///< [side][page][kv_head]
+  struct Free {
+    void operator()(float** entries) const { std::free(entries); }
+  };
+  std::unique_ptr<float*[], Free> pages_;  ///< [side][page][kv_head]; calloc() touches no memory of pages that nobody reads
+  mutable std::mutex keeping_;
+  mutable std::vector<std::unique_ptr<float[]>> kept_;  ///< what pages_ points at
 };
 
 }  // namespace quire::faults_detail

@@ -9,7 +9,6 @@
 
 #include "quire/sparse.hpp"
 #include "semantics/index_tensor.h"
-#include "semantics/slot_grid.h"
 
 namespace quire::verify_detail {
 namespace {
@@ -113,10 +112,10 @@ Status attend_by_lists(const Case& c, int num_threads, Executor& executor, std::
   const Problem problem = problem_of(c.batch, c.cache, c.options);
   if (const std::string why = has_no_lists(problem); !why.empty()) return {Code::unsupported, why};
   const AsLists made(c, problem);
-  if (made.lists().unit == ListUnit::slot && !semantics::slot_grid(c.cache))
-    return {Code::unsupported, "lists of slots take K and V that step alike from token to token (Q-K04)"};
   const Result<Sparse> planned =
       plan_sparse(made.batch(), c.cache, made.options(), made.lists(), {.plan = {.num_threads = num_threads}});
+  const bool has_no_slots = !planned.ok() && planned.status().rule() == "Q-K04";  // K and V that are stored unlike
+  if (has_no_slots) return {Code::unsupported, planned.status().message()};
   if (!planned.ok()) return planned.status();
   kernel = planned->plans.empty() ? std::string() : std::string(planned->plans[0].kernel.name());
   const PoisonedWorkspace workspace(workspace_bytes(planned.value()));
