@@ -38,13 +38,14 @@ void read_keys(const Model& truth, OpenCell& cell) {
 void weigh(const Model& truth, OpenCell& cell) {
   const double sink = truth.sink(cell.row);
   cell.max = sink;
-  for (std::int64_t k = cell.from; k < cell.to; ++k) cell.max = std::max(cell.max, cell.scores[Facts::at(k)]);
+  for (std::int64_t k = cell.from; k < cell.to; ++k)
+    if (cell.sees(k)) cell.max = std::max(cell.max, cell.scores[Facts::at(k)]);
   if (!std::isfinite(cell.max)) cell.max = 0;
   cell.sink_weight = std::isfinite(sink) ? std::exp(sink - cell.max) : 0;
   cell.denominator = cell.sink_weight;
   for (std::int64_t k = 0; k < cell.end; ++k) {
     cell.weights.push_back(std::exp(cell.scores[Facts::at(k)] - cell.max));
-    if (k >= cell.from && k < cell.to) cell.denominator += cell.weights.back();
+    if (cell.sees(k)) cell.denominator += cell.weights.back();
   }
 }
 
@@ -96,11 +97,14 @@ OpenCell open_cell(const Facts& facts, const Observed& observed, const Localisat
   cell.at = {compared.token, compared.head};
   cell.row = truth.row(compared.token, compared.head);
   cell.reference_row = compared.reference_row;
-  cell.from = facts.first_key(cell.row.q_pos);
-  cell.to = std::max(cell.from, std::min(facts.last_key(cell.row.q_pos, cell.row.causal) + 1, cell.row.seq_len));
+  const std::vector<Span> seen = facts.seen_by(cell.row.req, cell.row.q_pos);
+  cell.from = seen.empty() ? 0 : seen.front().begin;
+  cell.to = seen.empty() ? 0 : seen.back().end;
   read_numbers(observed, where, cell);
   if (cell.to > most_keys) return cell;
   cell.end = std::max(cell.to, std::min(open_end(facts, cell.row), most_keys));
+  cell.seen.resize(Facts::at(cell.end));
+  for (const Span& range : seen) std::fill(cell.seen.begin() + range.begin, cell.seen.begin() + range.end, true);
   read_keys(truth, cell);
   weigh(truth, cell);
   return cell;
@@ -133,6 +137,7 @@ OneCoefficient fit_coefficient(const OpenCell& cell, std::span<const double> par
 Partial partial(const OpenCell& cell, std::int64_t from, std::int64_t to) {
   Partial sum{std::vector<double>(cell.dims(), 0.0), 0};
   for (std::int64_t k = from; k < to; ++k) {
+    if (!cell.sees(k)) continue;
     const double weight = cell.weights[Facts::at(k)];
     const double* v = cell.value(k);
     sum.weight += weight;

@@ -19,8 +19,9 @@ struct OpenCell {
   std::int64_t reference_row = 0;
 
   /// Positions [0, end) are open: the visible ones and those that a mask too wide would add, up to the end of the last page.
-  /// Positions [from, to) are visible.
+  /// Visible keys lie in [from, to); of these, sees() tells.
   std::int64_t from = 0, to = 0, end = 0;
+  std::vector<bool> seen;       ///< [end] the mask shows the key to the row
   std::vector<double> dots;     ///< [end] q . K, with k_scale
   std::vector<double> scores;   ///< [end] after softmax_scale, soft cap and ALiBi
   std::vector<double> weights;  ///< [end] exp(score - max), also of keys that are not visible
@@ -36,6 +37,7 @@ struct OpenCell {
   bool has_lse = false;
 
   std::size_t dims() const { return expected.size(); }
+  bool sees(std::int64_t position) const { return seen[static_cast<std::size_t>(position)]; }
   const double* value(std::int64_t position) const { return values.data() + static_cast<std::size_t>(position) * dims(); }
   /// Sum over dims of ((observed - out) / tolerance)^2.
   double distance(std::span<const double> out) const;
@@ -58,7 +60,7 @@ struct OneCoefficient {
 };
 OneCoefficient fit_coefficient(const OpenCell& cell, std::span<const double> part, double weight);
 
-/// Weighted sum of V over positions [from, to), and the sum of the weights.
+/// Weighted sum of V over the visible positions of [from, to), and the sum of the weights.
 struct Partial {
   std::vector<double> out;
   double weight = 0;

@@ -23,8 +23,8 @@ CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t he
   CellAttributes cell;
   const auto set = [&](Attribute a, std::int64_t v) { cell.value[static_cast<std::size_t>(a)] = v; };
   const std::int64_t r = f.req_of(token), row = token - f.query_start_loc[Facts::at(r)];
-  const std::int64_t q_pos = f.first_position(r) + row, first = f.first_key(q_pos);
-  const std::int64_t num_keys = f.num_visible(r, q_pos), seen_end = num_keys > 0 ? first + num_keys : first;
+  const std::int64_t q_pos = f.first_position(r) + row, num_keys = f.num_visible(r, q_pos);
+  const auto [first, seen_end] = f.hull(r, q_pos);
   set(Attribute::request, r);
   set(Attribute::token, token);
   set(Attribute::row, row);

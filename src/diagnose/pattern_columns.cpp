@@ -91,9 +91,8 @@ void add_pages(const Facts& f, const std::vector<std::array<std::int64_t, kAttri
   std::vector<std::int64_t> end_column(Facts::at(f.num_reqs), 0);
   for (const auto& value : rows) {
     const std::int64_t r = value[static_cast<std::size_t>(Attribute::request)];
-    const std::int64_t q_pos = value[static_cast<std::size_t>(Attribute::q_pos)], first = f.first_key(q_pos);
-    const std::int64_t num_keys = value[static_cast<std::size_t>(Attribute::num_keys)];
-    const std::int64_t end = std::min(first + num_keys, f.cached_lens[Facts::at(r)]);
+    const auto [first, seen_end] = f.hull(r, value[static_cast<std::size_t>(Attribute::q_pos)]);
+    const std::int64_t end = std::min(seen_end, f.cached_lens[Facts::at(r)]);
     const std::int64_t begin_page = first / f.page_size;
     const std::int64_t end_page = end > first ? semantics::ceil_div(end, f.page_size) : begin_page;
     pages.request.push_back(Facts::at(r));

@@ -12,8 +12,6 @@ namespace {
 bool has_four_bits(const Facts& f, Side side) { return is_four_bit(f.codes(side).dtype); }
 
 constexpr const char* kNoFourBits = "neither K nor V has 4 bits";
-/// A mutant must move some output by so many units of its type's rounding: tolerances are a few dozen.
-constexpr double kPlainChange = 256;
 
 /// Suspects with K and V wrong, K alone and V alone, as far as each side `may` be wrong and its mutant shows.
 Suspects sides_of(const Clues& e, const char* why_not, bool (*may)(const Facts&, Side),

@@ -38,7 +38,7 @@ Suspects new_slots_zero(const Clues& e) {
 
 Suspects context_zero(const Clues& e) {
   const Facts& f = e.facts;
-  if (!any_request(f, [&](std::int64_t r) { return f.first_key(f.context_len(r)) < f.context_len(r); }))
+  if (!any_request(f, [&](std::int64_t r) { return first_seen(f, r) < f.context_len(r); }))
     return cannot_show("no row sees a context");
   return one(zero([](const Row& r, std::int64_t k) { return k < r.context_len(); }));
 }

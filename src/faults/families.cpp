@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Beliefs and questions about a batch that several families share.
 #include "faults/families.h"
+#include "faults/visible.h"
 #include "text/formatted.h"
 
 #include <algorithm>
@@ -10,6 +11,11 @@
 
 namespace quire::faults_detail {
 
+std::int64_t position_of(const Facts& f, const Row& row) {
+  const std::int64_t first = f.batch.q_begin.present() ? f.first_position(row.req) : row.context_len();
+  return first + row.token - row.first_token;
+}
+
 Row decode_row(const Facts& f, Row row, std::int64_t req) {
   row.written = true;
   row.req = req;
@@ -17,7 +23,7 @@ Row decode_row(const Facts& f, Row row, std::int64_t req) {
   row.first_token = row.token;
   row.seq_len = f.seq_lens[Facts::at(req)];
   row.cached_len = f.cached_lens[Facts::at(req)];
-  row.q_pos = row.seq_len - 1;
+  row.q_pos = position_of(f, row);
   return row;
 }
 
@@ -32,7 +38,7 @@ Suspects starts_seen(const Clues& e, std::vector<std::int64_t> seen) {
       row.query_len = end - first;
       row.seq_len = f->seq_lens[Facts::at(r)];
       row.cached_len = f->cached_lens[Facts::at(r)];
-      row.q_pos = row.context_len() + row.token - first;
+      row.q_pos = position_of(*f, row);
       return;
     }
     row.written = false;
@@ -45,7 +51,7 @@ Suspects seq_lens_seen(const Clues& e, std::vector<std::int64_t> seen) {
   const auto believe = [f = &e.facts, seen = std::move(seen)](Row& row) {
     row.seq_len = seen[Facts::at(row.req)];
     if (!f->batch.cached_lens.present()) row.cached_len = row.seq_len;
-    row.q_pos = row.context_len() + row.token - row.first_token;
+    row.q_pos = position_of(*f, row);
   };
   return rows_only(row_changed(believe), std::move(detail));
 }
@@ -72,9 +78,11 @@ Plant keys_dropped(std::function<bool(const Row&, std::int64_t)> drop) {
 }
 
 Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last) {
-  return function_set(&Model::keys, [first = std::move(first), last = std::move(last)](const Row& row, std::vector<Key>& keys) {
-    append_keys(std::max<std::int64_t>(0, first(row)), last(row), keys);
-  });
+  return [first = std::move(first), last = std::move(last)](Model& m) {
+    m.keys = [f = m.facts, first, last](const Row& row, std::vector<Key>& keys) {
+      keys_within(*f, row, first(row), last(row), keys);
+    };
+  };
 }
 
 Plant cached_place_changed(ChangePlace change) {
@@ -96,6 +104,24 @@ Plant result_changed(std::function<void(const Row&, RowResult&)> change) {
 namespace {
 
 constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
+constexpr double kPlainLseChange = 1e-2;      // of an lse: tolerances of f32 are far smaller
+
+/// The largest change of an element, as largest_change() counts.
+double change_of(const Facts& f, const RowResult& changed, const RowResult& right) {
+  const DType type = f.batch.output.dtype;
+  const double roundoff = type == DType::fp8_e4m3fn ? 0x1p-4
+                          : type == DType::bf16     ? 0x1p-8
+                          : type == DType::f16      ? 0x1p-11
+                                                    : 0x1p-16;
+  double largest = 0;
+  for (std::size_t d = 0; d < right.out.size(); ++d) {
+    const double was = right.out[d], is = changed.out[d];
+    if (std::isnan(was)) continue;
+    const double change = std::fabs(is - was) / (roundoff * std::max(std::fabs(was), 1e-3));
+    largest = std::isnan(change) ? std::numeric_limits<double>::infinity() : std::max(largest, change);
+  }
+  return largest;
+}
 
 /// Whether one of the first rows folds in other keys than the truth does.
 bool changes_a_row(const Facts& f, const Plant& plant) {
@@ -117,6 +143,21 @@ bool changes_a_row(const Facts& f, const Plant& plant) {
 
 }  // namespace
 
+bool shows(const Facts& f, const Plant& plant) {
+  const Model truth(f);
+  Model wrong(f);
+  plant(wrong);
+  for (std::int64_t token = 0; token < std::min(f.num_tokens, kRowsCompared); ++token)
+    for (std::int64_t head = 0; head < f.num_q_heads; ++head) {
+      const RowHead at{token, head};
+      const RowResult is = std::move(evaluate(wrong, std::span(&at, 1)).front());
+      const RowResult was = std::move(evaluate(truth, std::span(&at, 1)).front());
+      const bool lse = f.batch.lse.present() && !(is.lse == was.lse) && !(std::fabs(is.lse - was.lse) < kPlainLseChange);
+      if (!is.written || lse || change_of(f, is, was) >= kPlainChange) return true;
+    }
+  return false;
+}
+
 Suspects if_it_changes_a_row(const Facts& f, Plant plant, const char* why_not) {
   return changes_a_row(f, plant) ? one(std::move(plant)) : cannot_show(why_not);
 }
@@ -134,17 +175,20 @@ std::int64_t longest(const Facts& f) {
 }
 
 Range cached_range(const Facts& f, std::int64_t req) {
-  if (f.query_len(req) == 0) return {};
   const std::int64_t end = f.batch.key.present() ? f.cached_lens[Facts::at(req)] : f.seq_lens[Facts::at(req)];
-  const std::int64_t first = f.first_position(req), last = f.last_key(first + f.query_len(req) - 1, f.causal[Facts::at(req)]);
-  return {f.first_key(first), std::min({last, end - 1, f.seq_lens[Facts::at(req)] - 1})};
+  const std::vector<Span> seen = f.reach(req);
+  if (seen.empty()) return {};
+  return {seen.front().begin, std::min(seen.back().end, end) - 1};
 }
 
 bool scores_matter(const Facts& f) {
-  if (f.has_masks)
-    return any_row(
-        f, [&](std::int64_t r, std::int64_t q_pos) { return f.num_visible(r, q_pos) > (f.options.sinks.present() ? 0 : 1); });
-  return f.options.sinks.present() || (longest(f) > 1 && (!f.windowed() || f.window() > 1));
+  return any_row(
+      f, [&](std::int64_t r, std::int64_t q_pos) { return f.num_visible(r, q_pos) > (f.options.sinks.present() ? 0 : 1); });
+}
+
+std::int64_t first_seen(const Facts& f, std::int64_t req) {
+  const std::vector<Span> seen = f.reach(req);
+  return seen.empty() ? f.seq_lens[Facts::at(req)] : seen.front().begin;
 }
 
 bool any_cached(const Facts& f) {
@@ -190,19 +234,8 @@ double largest_change(const Facts& f, const Model& planted) {
     for (std::int64_t head = 0; head < f.num_q_heads; head += step)
       if (token >= 0 && token < f.num_tokens) rows.push_back({token, head});
   const std::vector<RowResult> changed = evaluate(planted, rows), right = evaluate(Model(f), rows);
-  const DType type = f.batch.output.dtype;
-  const double roundoff = type == DType::fp8_e4m3fn ? 0x1p-4
-                          : type == DType::bf16     ? 0x1p-8
-                          : type == DType::f16      ? 0x1p-11
-                                                    : 0x1p-16;
   double largest = 0;
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    for (std::size_t d = 0; d < right[i].out.size(); ++d) {
-      const double was = right[i].out[d], is = changed[i].out[d];
-      if (std::isnan(was)) continue;
-      const double change = std::fabs(is - was) / (roundoff * std::max(std::fabs(was), 1e-3));
-      largest = std::isnan(change) ? std::numeric_limits<double>::infinity() : std::max(largest, change);
-    }
+  for (std::size_t i = 0; i < rows.size(); ++i) largest = std::max(largest, change_of(f, changed[i], right[i]));
   return largest;
 }
 

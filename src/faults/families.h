@@ -53,6 +53,9 @@ inline constexpr const char* kSameKeys = "every row sees the same keys all the s
 inline constexpr const char* kNotCached = "no row reads the cache";
 inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault lists at most; bounds the time of diagnose()
 
+/// The position that a kernel gives to a row by what it believes of the row's request: from q_begin, if that is given, else from
+/// the end of the keys.
+std::int64_t position_of(const Facts& facts, const Row& row);
 /// The row as a decode kernel computes it that takes it for request `req`.
 Row decode_row(const Facts& facts, Row row, std::int64_t req);
 
@@ -62,13 +65,15 @@ Plant row_changed(std::function<void(Row&)> change);
 Plant keys_changed(std::function<void(const Row&, std::vector<Key>&)> change);
 /// Leaves out the keys for which `drop` is true.
 Plant keys_dropped(std::function<bool(const Row&, std::int64_t position)> drop);
-/// Replaces the list of keys by [first(row), last(row)].
+/// Lets the window begin at first(row) and order end at last(row); the rest of the mask stays true.
 Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last);
 using ChangePlace = std::function<void(const Model&, const Row&, Side, std::int64_t position, Place&)>;
 /// Changes places in the cache.
 Plant cached_place_changed(ChangePlace change);
 Plant result_changed(std::function<void(const Row&, RowResult&)> change);
 
+/// Whether a mutant changes an output so much that a comparison rejects it.
+bool shows(const Facts& f, const Plant& plant);
 /// A suspect, if it lets one of the first rows fold in other keys than the truth does.
 Suspects if_it_changes_a_row(const Facts& f, Plant plant, const char* why_not = kSameKeys);
 /// A suspect that changes rows only, if one of the first rows then folds in other keys.
@@ -98,6 +103,8 @@ struct Range {
   bool empty() const { return last < first; }
 };
 Range cached_range(const Facts& f, std::int64_t req);
+/// The first position that some row of the request sees; seq_len if there is none.
+std::int64_t first_seen(const Facts& f, std::int64_t req);
 bool any_cached(const Facts& f);
 /// Do scores matter? Not where every row sees one key and there is no sink: its weight is 1.
 bool scores_matter(const Facts& f);
@@ -113,6 +120,8 @@ std::int64_t floor_power_of_two(std::int64_t n);
 std::int64_t ceil_power_of_two(std::int64_t n);
 inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
+/// A mutant must move some output by so many units of its type's rounding: tolerances are a few dozen.
+inline constexpr double kPlainChange = 256;
 /// Largest change of any output element that planting brings to a few rows, in units of the rounding of the output's type:
 /// |changed - true| / (roundoff * max(|true|, 1e-3)). Infinity if a NaN appears.
 double largest_change(const Facts& f, const Model& planted);

@@ -8,32 +8,37 @@
 namespace quire::faults_detail {
 namespace {
 
-constexpr const char* kNoChunk = "no request has more than one row, so that there is no future key to see";
+constexpr const char* kNoLaterKey = "no row has a later key that order hides from it";
+
+std::int64_t index_of(const Row& r) { return r.token - r.first_token; }
 
 Suspects one_future_key(const Clues& e) {
   const Facts* f = &e.facts;
-  if (f->max_query_len() <= 1) return cannot_show(kNoChunk);
-  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                          [](const Row& r) { return std::min(r.q_pos + 1, r.seq_len - 1); }));
+  return if_it_changes_a_row(
+      *f,
+      keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
+                   [f](const Row& r) { return std::min(f->last_key_of(r) + (r.causal ? 1 : 0), r.seq_len - 1); }),
+      kNoLaterKey);
 }
 
 Suspects no_mask(const Clues& e) {
   const Facts* f = &e.facts;
-  if (f->max_query_len() <= 1) return cannot_show(kNoChunk);
-  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); }, [](const Row& r) { return r.seq_len - 1; }));
+  return if_it_changes_a_row(
+      *f, keys_between([f](const Row& r) { return f->first_key(r.q_pos); }, [](const Row& r) { return r.seq_len - 1; }),
+      kNoLaterKey);
 }
 
 Suspects self_excluded(const Clues& e) {
-  if (e.facts.num_tokens == 0) return cannot_show("the batch has no rows");
-  return one(keys_dropped([](const Row& r, std::int64_t k) { return k == r.q_pos; }));
+  return if_it_changes_a_row(e.facts, keys_dropped([](const Row& r, std::int64_t k) { return k == r.q_pos; }),
+                             "no row sees the key at its own position");
 }
 
 Suspects top_left(const Clues& e) {
   const Facts* f = &e.facts;
-  if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) > 0; }))
-    return cannot_show("no request has a context: both alignments of the mask are the same");
-  return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos - r.context_len()); },
-                          [](const Row& r) { return r.q_pos - r.context_len(); }));
+  return if_it_changes_a_row(*f,
+                             keys_between([f](const Row& r) { return f->first_key(index_of(r)); },
+                                          [f](const Row& r) { return r.causal ? index_of(r) : f->last_key_of(r); }),
+                             "no request has a context: both alignments of the mask are the same");
 }
 
 /// Row i sees every key that the last row of its tile of rows sees.
@@ -45,9 +50,9 @@ Suspects by_tile(const Clues& e) {
   for (const std::int64_t tile : {128, 64, 32, 16, 8, 4, 2}) {
     if (tile >= most) continue;
     const auto plant = keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                                    [tile](const Row& r) {
-                                      const std::int64_t i = r.q_pos - r.context_len();
-                                      return std::min(r.seq_len, r.context_len() + i / tile * tile + tile) - 1;
+                                    [f, tile](const Row& r) {
+                                      const std::int64_t end = f->last_key_of(r) - index_of(r) % tile + tile;
+                                      return std::min(r.seq_len, end) - 1;
                                     });
     s.list.push_back({formatted("tiles of {} rows", tile), plant});
   }
@@ -64,7 +69,7 @@ Suspects speculative_rows(const Clues& e) {
   if (!any_request(*f, longer))
     return cannot_show(formatted("no request has more than {} rows: this is causal_mask_missing here", kMost));
   return one(keys_between([f](const Row& r) { return f->first_key(r.q_pos); },
-                          [](const Row& r) { return r.query_len <= kMost ? r.seq_len - 1 : r.q_pos; }));
+                          [f](const Row& r) { return r.query_len <= kMost ? r.seq_len - 1 : f->last_key_of(r); }));
 }
 
 Suspects context_rounded(const Clues& e) {

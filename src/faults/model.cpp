@@ -27,11 +27,10 @@ std::int64_t extent(const Tensor& t) {
   return t.num_elements() == 0 ? 0 : (last + 1) * (is_four_bit(t.dtype) ? 2 : 1);
 }
 
-Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
-  const std::int64_t req = f.req_of(token), first = f.query_start_loc[Facts::at(req)];
+Row row_of(const Facts& f, std::int64_t req, std::int64_t token) {
+  const std::int64_t first = f.query_start_loc[Facts::at(req)];
   Row row;
   row.token = row.query_token = token;
-  row.head = row.query_head = head;
   row.req = req;
   row.first_token = first;
   row.query_len = f.query_len(req);
@@ -42,9 +41,14 @@ Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
   return row;
 }
 
+Row true_row(const Facts& f, std::int64_t token, std::int64_t head) {
+  Row row = row_of(f, f.req_of(token), token);
+  row.head = row.query_head = head;
+  return row;
+}
+
 void true_keys(const Facts& f, const Row& row, std::vector<Key>& keys) {
-  if (f.has_shapes) return keys_by(f, shapes_of(f), row, keys);
-  append_keys(f.first_key(row.q_pos), std::min(f.last_key(row.q_pos, row.causal), row.seq_len - 1), keys);
+  keys_within(f, row, f.first_key(row.q_pos), f.last_key_of(row), keys);
 }
 
 /// Positions [cached_len, seq_len) come from this step's own rows, everything else from the cache.
@@ -318,35 +322,57 @@ std::int64_t Facts::max_query_len() const {
 std::int64_t Facts::max_seq_len() const { return seq_lens.empty() ? 0 : *std::max_element(seq_lens.begin(), seq_lens.end()); }
 
 std::int64_t Facts::first_key(std::int64_t q_pos) const {
-  return windowed() && !has_shapes ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
+  return windowed() ? std::max<std::int64_t>(0, q_pos - window() + 1) : 0;
 }
 
 std::int64_t Facts::last_key(std::int64_t q_pos, bool is_causal) const {
   constexpr std::int64_t kFar = std::int64_t{1} << 40;
-  if (has_shapes) return q_pos + kFar;
   if (is_causal) return q_pos;
   return q_pos + std::min(options.window_right.value_or(kFar), kFar);
 }
 
-std::int64_t Facts::num_visible(std::int64_t req, std::int64_t q_pos) const {
-  if (has_shapes) {
-    std::vector<Key> keys;
-    true_keys(*this, true_row(*this, query_start_loc[at(req)] + q_pos - first_position(req), 0), keys);
-    return static_cast<std::int64_t>(keys.size());
+std::int64_t Facts::last_key_of(const Row& row) const { return std::min(last_key(row.q_pos, row.causal), row.seq_len - 1); }
+
+std::vector<Span> Facts::seen_by(std::int64_t req, std::int64_t q_pos) const {
+  const Row row = row_of(*this, req, query_start_loc[at(req)] + q_pos - first_position(req));
+  const std::int64_t first = first_key(q_pos), last = last_key_of(row);
+  if (!has_shapes) return first <= last ? std::vector<Span>{{first, last + 1}} : std::vector<Span>{};
+  std::vector<Span> seen;
+  const std::int64_t tree_begin = row.seq_len - tree_lens[at(req)];
+  for (const Span& range : ranges_of(*this, shapes_of(*this), row))
+    if (range.begin < tree_begin) seen.push_back({range.begin, std::min(range.end, tree_begin)});
+  for (std::int64_t b = 0; b < tree_lens[at(req)]; ++b) {
+    if (!tree_bit(row.token, b)) continue;
+    if (seen.empty() || seen.back().end < tree_begin + b) seen.push_back({tree_begin + b, tree_begin + b});
+    ++seen.back().end;
   }
-  const std::int64_t last = std::min(last_key(q_pos, causal[at(req)]), seq_lens[at(req)] - 1);
-  return std::max<std::int64_t>(0, last - first_key(q_pos) + 1);
+  return seen;
+}
+
+bool Facts::sees(const Row& row, std::int64_t position) const {
+  if (!has_shapes) return position >= first_key(row.q_pos) && position <= last_key_of(row);
+  for (const Span& range : seen_by(row.req, row.q_pos))
+    if (position >= range.begin && position < range.end) return true;
+  return false;
+}
+
+Span Facts::hull(std::int64_t req, std::int64_t q_pos) const {
+  const std::vector<Span> seen = seen_by(req, q_pos);
+  return seen.empty() ? Span{first_key(q_pos), first_key(q_pos)} : Span{seen.front().begin, seen.back().end};
+}
+
+std::int64_t Facts::num_visible(std::int64_t req, std::int64_t q_pos) const {
+  std::int64_t count = 0;
+  for (const Span& range : seen_by(req, q_pos)) count += range.end - range.begin;
+  return count;
 }
 
 std::vector<Span> Facts::reach(std::int64_t req) const {
   const std::int64_t rows = query_len(req), first = first_position(req), num_keys = seq_lens[at(req)];
   std::vector<Span> ranges, apart;
   if (rows > 0 && !has_shapes) ranges.push_back({first_key(first), last_key(first + rows - 1, causal[at(req)]) + 1});
-  const Shapes shapes = shapes_of(*this);
   for (std::int64_t i = 0; i < rows && has_shapes; ++i)
-    for (const Span& seen : ranges_of(*this, shapes, true_row(*this, query_start_loc[at(req)] + i, 0)))
-      ranges.push_back({seen.begin - key_begin[at(req)], seen.end - key_begin[at(req)]});
-  if (rows > 0) ranges.push_back({num_keys - tree_lens[at(req)], num_keys});
+    for (const Span& seen : seen_by(req, first + i)) ranges.push_back(seen);
   std::sort(ranges.begin(), ranges.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   for (const Span& range : ranges) {
     const Span inside{std::max<std::int64_t>(range.begin, 0), std::min(range.end, num_keys)};

@@ -29,6 +29,8 @@ inline constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 /// Strides of a cache tensor in codes: two of 4 bits lie in a byte, side by side.
 std::array<std::int64_t, Tensor::kMaxRank> code_strides(const Tensor& t);
 
+struct Row;
+
 /// Contents of the batch, decoded once. Facts are true, whatever a model believes.
 struct Facts {
   Facts(const Batch& batch, const KVCache& cache, const Options& options);
@@ -64,10 +66,18 @@ struct Facts {
   std::int64_t max_query_len() const;
   /// Position of a request's first row, counted from its first key; key positions of a model count from there, too.
   std::int64_t first_position(std::int64_t req) const { return q_begin[at(req)] - key_begin[at(req)]; }
-  /// The first position that the window leaves to a row at q_pos; 0, and all keys, if the mask has a shape.
+  /// The first position that the window leaves to a row at q_pos, and the last one that order leaves, if there are as many. Both
+  /// say nothing of a chunk, a prefix, spans or a tree: seen_by() asks the whole mask.
   std::int64_t first_key(std::int64_t q_pos) const;
-  /// The last key that the mask leaves to a row at q_pos, if there are as many.
   std::int64_t last_key(std::int64_t q_pos, bool is_causal) const;
+  /// last_key() within the keys of the row's request.
+  std::int64_t last_key_of(const Row& row) const;
+  /// Returns the keys that a row of a request sees, as disjoint ranges in rising order.
+  std::vector<Span> seen_by(std::int64_t req, std::int64_t q_pos) const;
+  /// Whether the row of these beliefs sees the key at a position.
+  bool sees(const Row& row, std::int64_t position) const;
+  /// From the first key that a row sees to behind the last; both the first of its window if it sees none.
+  Span hull(std::int64_t req, std::int64_t q_pos) const;
   /// Returns ranges of keys, disjoint and in rising order, that hold every key that some row of the request sees. The cost grows
   /// with the rows of the request, not with its keys.
   std::vector<Span> reach(std::int64_t req) const;

@@ -78,9 +78,11 @@ bool order_shows(const Facts& f, std::int64_t req, std::int64_t j, std::int64_t 
   if (f.options.alibi_slopes.present()) return true;
   const std::int64_t first = j * f.page_size, last = (j + span) * f.page_size - 1;
   if (last >= f.seq_lens[Facts::at(req)] || last >= f.cached_lens[Facts::at(req)]) return true;
-  for (std::int64_t q_pos = f.context_len(req); q_pos < f.seq_lens[Facts::at(req)]; ++q_pos) {
-    const bool all = f.first_key(q_pos) <= first && q_pos >= last, none = f.first_key(q_pos) > last || q_pos < first;
-    if (!all && !none) return true;
+  for (std::int64_t i = 0; i < f.query_len(req); ++i) {
+    std::int64_t seen = 0;
+    for (const Span& range : f.seen_by(req, f.first_position(req) + i))
+      seen += std::max<std::int64_t>(0, std::min(range.end, last + 1) - std::max(range.begin, first));
+    if (seen != 0 && seen != last + 1 - first) return true;
   }
   return false;
 }

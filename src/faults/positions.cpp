@@ -13,12 +13,10 @@ bool any_non_causal(const Facts& f) {
 }
 
 constexpr const char* kAllCausal = "every request is causal";
-constexpr const char* kShaped = "the mask has a chunk, a prefix, spans or a tree";
 
 /// The mask from other ends: keys first(row) to last(row), as far as they exist.
 Suspects other_keys(const Clues& e, std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last,
                     const char* why_not = kSameKeys) {
-  if (e.facts.has_shapes) return cannot_show(kShaped);
   const auto existing = [last = std::move(last)](const Row& r) { return std::min(last(r), r.seq_len - 1); };
   return if_it_changes_a_row(e.facts, keys_between(first, existing), why_not);
 }
@@ -159,11 +157,8 @@ Suspects as_many_keys_as_rows(const Clues& e) {
 Suspects alibi_symmetric(const Clues& e) {
   const Facts* f = &e.facts;
   if (!f->options.alibi_slopes.present()) return cannot_show("there are no ALiBi slopes");
-  if (f->has_shapes) return cannot_show(kShaped);
-  const bool sees_later = any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
-    const std::int64_t last = std::min(f->last_key(q_pos, f->causal[Facts::at(r)]), f->seq_lens[Facts::at(r)] - 1);
-    return last > q_pos && f->num_visible(r, q_pos) > 1;
-  });
+  const bool sees_later = any_row(
+      *f, [f](std::int64_t r, std::int64_t q_pos) { return f->hull(r, q_pos).end > q_pos + 1 && f->num_visible(r, q_pos) > 1; });
   if (!sees_later) return cannot_show("no row sees a later key");
   return one(function_set(&Model::bias, [f](const Row& r, std::int64_t k) {
     return slope_of(*f, r.query_head) * -std::abs(static_cast<double>(k - r.q_pos));

@@ -38,7 +38,7 @@ void add_chunks(const Family& add) {
   add("chunk_as_window", "takes the chunk for a sliding window of its length", "", kChunk,
       of_chunk([](const Facts* f, Shapes& s) {
         s.chunk_of = one_chunk;
-        s.window = std::min(s.window, *f->options.attention_chunk);
+        s.first = [f](const Row& r) { return std::max(f->first_key(r.q_pos), r.q_pos - *f->options.attention_chunk + 1); };
       }));
   add("chunk_one_early", "begins chunks one position too early", "", kChunk, of_chunk([](const Facts* f, Shapes& s) {
         s.chunk_of = [f](const Row&, std::int64_t p) { return rounded_down(p + 1, *f->options.attention_chunk); };

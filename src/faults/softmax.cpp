@@ -25,6 +25,10 @@ Suspects no_max(const Clues& e) {
   return if_it_changes_by(e, -kNegInf, plant, "no score that was looked at exceeds 88, where exp overflows f32");
 }
 
+bool spans_tiles(const Span& keys, std::int64_t tile) {
+  return keys.begin < keys.end && keys.begin / tile != (keys.end - 1) / tile;
+}
+
 /// A running softmax that does not multiply what it has by exp(old max - new max).
 Suspects not_rescaled(const Clues& e) {
   const Facts& f = e.facts;
@@ -33,7 +37,7 @@ Suspects not_rescaled(const Clues& e) {
   if (std::find(tiles.begin(), tiles.end(), f.page_size) == tiles.end()) tiles.push_back(f.page_size);
   for (const bool denominator_too : {false, true})
     for (const std::int64_t tile : tiles) {
-      if (!any_row(f, [&](std::int64_t, std::int64_t q_pos) { return f.first_key(q_pos) / tile != q_pos / tile; })) continue;
+      if (!any_row(f, [&](std::int64_t r, std::int64_t q_pos) { return spans_tiles(f.hull(r, q_pos), tile); })) continue;
       const auto plant =
           function_set(&Model::softmax, [tile, denominator_too](const Model& model, const Row& r, std::span<const Key> keys,
                                                                 std::span<const double> scores, std::vector<double>& p) {
@@ -80,11 +84,12 @@ Suspects not_normalised(const Clues& e) {
 /// Masked keys of the last page get score 0 instead of -inf; their V does not count.
 Suspects masked_as_zero(const Clues& e) {
   const Facts* f = &e.facts;
-  if (!any_row(*f, [f](std::int64_t, std::int64_t q_pos) { return (q_pos + 1) % f->page_size != 0; }))
+  if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) { return f->hull(r, q_pos).end % f->page_size != 0; }))
     return cannot_show("every row ends at the end of a page: no key is masked");
   return one(function_changed(&Model::sink, [f](const auto& before, const Row& r) {
     const double sink = before(r);
-    const auto masked = static_cast<double>(semantics::round_up(r.q_pos + 1, f->page_size) - r.q_pos - 1);
+    const std::int64_t end = f->hull(r.req, r.q_pos).end;
+    const auto masked = static_cast<double>(semantics::round_up(end, f->page_size) - end);
     if (masked <= 0) return sink;
     return sink == kNegInf
                ? std::log(masked)

@@ -13,7 +13,10 @@ constexpr std::int64_t kSizes[] = {64, 128, 256, 512, 1024, 2048};
 
 /// Does some row see keys of two splits?
 bool spans(const Facts& f, std::int64_t size) {
-  return any_row(f, [&](std::int64_t, std::int64_t q_pos) { return f.first_key(q_pos) / size != q_pos / size; });
+  return any_row(f, [&](std::int64_t r, std::int64_t q_pos) {
+    const Span seen = f.hull(r, q_pos);
+    return seen.begin < seen.end && seen.begin / size != (seen.end - 1) / size;
+  });
 }
 
 /// `make(size)` for every size that cuts a row's keys.
@@ -40,7 +43,7 @@ Suspects other_dropped(const Clues& e) {
     for (std::int64_t index = 0; index < 10; ++index) {
       const auto shows = [&](std::int64_t r) {
         const std::int64_t last = (f.seq_lens[Facts::at(r)] - 1) / size;
-        return index < last && f.first_key(f.context_len(r)) < (index + 1) * size;
+        return index < last && first_seen(f, r) < (index + 1) * size;
       };
       if (s.list.size() >= kMaxCandidates || !any_request(f, shows)) continue;
       s.list.push_back(
@@ -118,7 +121,8 @@ Suspects sink_in_each(const Clues& e) {
   const Facts* f = &e.facts;
   return for_sizes([f](std::int64_t size) {
     return function_changed(&Model::sink, [f, size](const auto& before, const Row& r) {
-      const std::int64_t splits = r.q_pos / size - f->first_key(r.q_pos) / size + 1;
+      const Span seen = f->hull(r.req, r.q_pos);
+      const std::int64_t splits = (seen.end - 1) / size - seen.begin / size + 1;
       return before(r) + std::log(static_cast<double>(std::max<std::int64_t>(splits, 1)));
     });
   })(e);
@@ -129,18 +133,20 @@ Suspects empty_is_nan(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
   for (const std::int64_t size : kSizes) {
-    const auto has_empty = [f, size](std::int64_t seq_len, std::int64_t q_pos) {
-      return f->first_key(q_pos) / size > 0 || q_pos / size < (seq_len - 1) / size;
+    const auto has_empty = [f, size](std::int64_t req, std::int64_t seq_len, std::int64_t q_pos) {
+      const Span seen = f->hull(req, q_pos);
+      return seen.begin / size > 0 || (seen.end - 1) / size < (seq_len - 1) / size;
     };
-    if (!any_row(*f, [&](std::int64_t r, std::int64_t q_pos) { return has_empty(f->seq_lens[Facts::at(r)], q_pos); })) continue;
+    if (!any_row(*f, [&](std::int64_t r, std::int64_t q_pos) { return has_empty(r, f->seq_lens[Facts::at(r)], q_pos); }))
+      continue;
     s.list.push_back({formatted("splits of {} keys", size), result_changed([has_empty](const Row& r, RowResult& result) {
-                        if (has_empty(r.seq_len, r.q_pos)) std::fill(result.out.begin(), result.out.end(), kNaN);
+                        if (has_empty(r.req, r.seq_len, r.q_pos)) std::fill(result.out.begin(), result.out.end(), kNaN);
                       })});
   }
   return std::move(s).or_why_not(formatted("every row sees a key of every split of {} or more", kSizes[0]));
 }
 
-bool merges_context(const Facts& f, const Row& r) { return f.first_key(r.q_pos) < r.context_len(); }
+bool merges_context(const Facts& f, const Row& r) { return f.hull(r.req, r.q_pos).begin < r.context_len(); }
 
 /// Cached context and new tokens attended apart; the merge reads the second result with the row stride of the first, which was
 /// padded. Past the end of it stands nothing.
@@ -171,7 +177,7 @@ Suspects merge_stride(const Clues& e) {
   const Facts* f = &e.facts;
   if (f->num_tokens * f->num_q_heads < 2) return cannot_show("one row of one head: a stride does not matter");
   if (!any_row(*f, [f](std::int64_t r, std::int64_t q_pos) {
-        return f->first_key(q_pos) < f->context_len(r) && f->query_start_loc[Facts::at(r + 1)] * f->num_q_heads > 1;
+        return f->hull(r, q_pos).begin < f->context_len(r) && f->query_start_loc[Facts::at(r + 1)] * f->num_q_heads > 1;
       }))
     return cannot_show("no row sees a context: there is nothing to merge");
   Suspects s;

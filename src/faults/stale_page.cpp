@@ -56,13 +56,13 @@ class Search {
     std::vector<Found> found;
     const double before = distance(total_.out);
     if (!std::isfinite(before) || before == 0 || total_.lse == kNegInf) return found;
-    const std::int64_t last_cached = std::min(row_.q_pos, (f_.batch.key.present() ? row_.cached_len : row_.seq_len) - 1);
-    const std::int64_t first = f_.first_key(row_.q_pos);
-    for (std::int64_t j = first / f_.page_size; j * f_.page_size <= last_cached; ++j) {
-      const std::int64_t from = std::max(first - j * f_.page_size, std::int64_t{0});
-      const std::int64_t to = std::min(last_cached - j * f_.page_size, f_.page_size - 1);
-      columns_.push_back({j, from, to, fold(f_.page(row_.req, j), from, to, j)});
-    }
+    const std::int64_t end = f_.batch.key.present() ? row_.cached_len : row_.seq_len;
+    for (const Span& seen : f_.seen_by(row_.req, row_.q_pos))
+      for (std::int64_t k = seen.begin; k < std::min(seen.end, end); ++k) {
+        if (columns_.empty() || columns_.back().index != k / f_.page_size) columns_.push_back({k / f_.page_size, {}, {}});
+        columns_.back().offsets.push_back(k % f_.page_size);
+      }
+    for (Column& column : columns_) column.own = fold(f_.page(row_.req, column.index), column.offsets, column.index);
     const std::int64_t pages = std::min(f_.num_pages, kPagesSearched);
     for (std::int64_t page = 0; page < pages; ++page) try_page(page, before, found);
     std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.left < b.left; });
@@ -72,7 +72,8 @@ class Search {
 
  private:
   struct Column {
-    std::int64_t index, from, to;  ///< offsets of the page that the row sees
+    std::int64_t index;
+    std::vector<std::int64_t> offsets;  ///< slots of the page that the row sees
     Partial own;
   };
 
@@ -99,7 +100,7 @@ class Search {
     loaded_ = page;
   }
 
-  Partial fold(std::int64_t page, std::int64_t from, std::int64_t to, std::int64_t column) {
+  Partial fold(std::int64_t page, const std::vector<std::int64_t>& offsets, std::int64_t column) {
     end_if_interrupted();
     if (loaded_ != page) load(page);
     const auto dims = Facts::at(f_.v_head_dim);
@@ -107,8 +108,8 @@ class Search {
     p.out.assign(dims, 0.0);
     p.max = total_.lse;
     const auto score = [&](std::int64_t o) { return scores_[Facts::at(o)] + truth_.bias(row_, column * f_.page_size + o); };
-    for (std::int64_t o = from; o <= to; ++o) p.max = std::max(p.max, score(o));
-    for (std::int64_t o = from; o <= to; ++o) {
+    for (const std::int64_t o : offsets) p.max = std::max(p.max, score(o));
+    for (const std::int64_t o : offsets) {
       const double weight = std::exp(score(o) - p.max);
       p.sum += weight;
       for (std::size_t d = 0; d < dims; ++d) p.out[d] += weight * values_[Facts::at(o) * dims + d];
@@ -123,10 +124,10 @@ class Search {
     for (const Column& column : columns_) {
       end_if_interrupted();
       if (f_.page(row_.req, column.index) == page) continue;
-      const bool whole = column.from == 0 && column.to == f_.page_size - 1 && !moves;
+      const bool whole = std::ssize(column.offsets) == f_.page_size && !moves;
       Partial part;
-      if (whole && full.out.empty()) full = fold(page, column.from, column.to, column.index);
-      if (!whole) part = fold(page, column.from, column.to, column.index);
+      if (whole && full.out.empty()) full = fold(page, column.offsets, column.index);
+      if (!whole) part = fold(page, column.offsets, column.index);
       const Partial& other = whole ? full : part;
       // A page full of garbage may dominate: everything is taken relative to its maximum. Own keys never exceed the lse.
       const double kept = std::exp(total_.lse - other.max), sum = kept * (1 - column.own.sum) + other.sum;

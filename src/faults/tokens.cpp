@@ -14,8 +14,6 @@ constexpr const char* kNoRows = "the batch has no rows";
 
 Plant without(std::function<bool(const Row&, std::int64_t)> drop) { return keys_dropped(drop); }
 
-/// Positions of the sequence that its rows see: [first_key of the first row, seq_len).
-std::int64_t first_seen(const Facts& f, std::int64_t r) { return f.first_key(f.context_len(r)); }
 bool some_length(const Facts& f, const std::function<bool(std::int64_t seq_len)>& holds) {
   return any_request(f, [&](std::int64_t r) { return holds(f.seq_lens[Facts::at(r)]); });
 }
@@ -119,7 +117,7 @@ Suspects tail_read(const Clues& e) {
   for (const std::int64_t most : {f->page_size, std::int64_t{1}, std::int64_t{2}, std::int64_t{3}})
     s.list.push_back({most == f->page_size ? "to the end of the page" : formatted("up to {} keys past the end", most),
                       keys_changed([f, most](const Row& r, std::vector<Key>& keys) {
-                        if (r.q_pos == r.seq_len - 1)
+                        if (!keys.empty() && keys.back().position == r.seq_len - 1)
                           append_keys(r.seq_len, std::min(tail_end(*f, r), r.seq_len + most) - 1, keys);
                       })});
   return s;
@@ -150,7 +148,7 @@ Suspects tail_multiplied(const Clues& e) {
   };
   if (!any_request(*f, shows)) return cannot_show("the page tails hold no NaN and no infinity: 0 * V is 0");
   return one(keys_changed([f](const Row& r, std::vector<Key>& keys) {
-    const bool in_last_page = r.q_pos / f->page_size == (r.seq_len - 1) / f->page_size;
+    const bool in_last_page = !keys.empty() && keys.back().position / f->page_size == (r.seq_len - 1) / f->page_size;
     for (std::int64_t k = r.seq_len; in_last_page && k < tail_end(*f, r); ++k) keys.push_back({k, 0});
   }));
 }
@@ -164,8 +162,13 @@ Suspects left_of_window_multiplied(const Clues& e) {
   };
   if (!any_request(*f, shows)) return cannot_show("no NaN and no infinity stands left of a window: 0 * V is 0");
   return one(function_changed(&Model::keys, [f](const auto& before, const Row& r, std::vector<Key>& keys) {
-    for (std::int64_t k = 0; k < std::min(f->first_key(r.q_pos), r.cached_len); ++k) keys.push_back({k, 0});
     before(r, keys);
+    std::vector<Key> all;
+    auto seen = keys.begin();
+    for (std::int64_t k = 0; k < std::min(f->first_key(r.q_pos), r.cached_len); ++k)
+      seen != keys.end() && seen->position == k ? all.push_back(*seen++) : all.push_back({k, 0});
+    all.insert(all.end(), seen, keys.end());
+    keys = std::move(all);
   }));
 }
 

@@ -10,14 +10,33 @@ namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 40;
 
-bool is_seen(const Facts& f, const Shapes& s, const Row& row, std::int64_t q, std::int64_t k) {
-  const std::optional<Span> span = s.span_of(row, q);
-  const bool together = span && k >= span->begin && k < span->end;
-  const std::int64_t reach = row.causal ? 0 : std::min(f.options.window_right.value_or(kFar), kFar);
-  const bool ordered = k <= q + reach, in_prefix = k < s.prefix(row);
-  if (!ordered && !together) return in_prefix && !s.prefix_is_ordered && q < s.prefix(row);
-  if (in_prefix || (together && s.spans_beyond_window)) return true;
-  return q - k < s.window && s.chunk_of(row, q) == s.chunk_of(row, k);
+Span both(const Span& a, const Span& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+/// Positions in the chunk of `q`, as far as they lie in [low, high].
+Span in_chunk(const Shapes& s, const Row& row, std::int64_t q, std::int64_t low, std::int64_t high) {
+  const std::int64_t chunk = s.chunk_of(row, q);
+  // Returns the position that is nearest to `outside`, and not `outside` itself, in the row's chunk.
+  const auto same_chunk = [&](std::int64_t inside, std::int64_t outside) {
+    const std::int64_t step = outside < inside ? 1 : -1;
+    for (std::int64_t apart = (inside - outside) * step; apart > 1; apart = (inside - outside) * step) {
+      const std::int64_t middle = outside + apart / 2 * step;
+      (s.chunk_of(row, middle) == chunk ? inside : outside) = middle;
+    }
+    return inside;
+  };
+  return {low <= q ? same_chunk(q, low - 1) : low, (high >= q ? same_chunk(q, high + 1) : high) + 1};
+}
+
+/// Disjoint ranges in rising order; empty ones are left out.
+std::vector<Span> united(std::vector<Span> ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::vector<Span> apart;
+  for (const Span& range : ranges) {
+    if (range.begin >= range.end) continue;
+    if (apart.empty() || apart.back().end < range.begin) apart.push_back(range);
+    apart.back().end = std::max(apart.back().end, range.end);
+  }
+  return apart;
 }
 
 }  // namespace
@@ -29,7 +48,8 @@ std::int64_t rounded_down(std::int64_t position, std::int64_t chunk) {
 Shapes shapes_of(const Facts& facts) {
   const Facts* f = &facts;
   Shapes s;
-  s.window = f->windowed() ? std::min(f->window(), kFar) : kFar;
+  s.first = [f](const Row& row) { return f->first_key(row.q_pos); };
+  s.last = [f](const Row& row) { return std::min(f->last_key(row.q_pos, row.causal), row.seq_len - 1); };
   s.spans_beyond_window = f->options.spans_beyond_window;
   s.chunk_of = [chunk = f->options.attention_chunk.value_or(kFar)](const Row&, std::int64_t p) { return rounded_down(p, chunk); };
   s.prefix = [f](const Row& row) { return f->prefix_lens[Facts::at(row.req)]; };
@@ -44,36 +64,42 @@ Shapes shapes_of(const Facts& facts) {
 }
 
 std::vector<Span> ranges_of(const Facts& f, const Shapes& s, const Row& row) {
-  const std::int64_t q = row.q_pos + f.key_begin[Facts::at(row.req)];
-  const std::int64_t reach = row.causal ? 0 : std::min(f.options.window_right.value_or(kFar), kFar);
-  const std::int64_t first = f.key_begin[Facts::at(row.req)], end = first + row.seq_len;
-  // Returns the position that is nearest to `outside`, and not `outside` itself, in the row's chunk.
-  const auto same_chunk = [&](std::int64_t inside, std::int64_t outside) {
-    const std::int64_t chunk = s.chunk_of(row, q), step = outside < inside ? 1 : -1;
-    for (std::int64_t apart = (inside - outside) * step; apart > 1; apart = (inside - outside) * step) {
-      const std::int64_t middle = outside + apart / 2 * step;
-      (s.chunk_of(row, middle) == chunk ? inside : outside) = middle;
-    }
-    return inside;
-  };
-  const std::int64_t low = std::max(q - s.window + 1, first), high = std::min(q + reach, end - 1);
-  std::vector<Span> ranges{{std::numeric_limits<std::int32_t>::min(), s.prefix(row)},
-                           {low <= q ? same_chunk(q, low - 1) : low, (high >= q ? same_chunk(q, high + 1) : high) + 1}};
-  if (const std::optional<Span> span = s.span_of(row, q)) ranges.push_back(*span);
-  std::sort(ranges.begin(), ranges.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  const std::int64_t begin = f.key_begin[Facts::at(row.req)], q = row.q_pos + begin, prefix = s.prefix(row);
+  const std::int64_t first = std::max<std::int64_t>(s.first(row), 0) + begin, last = s.last(row) + begin;
+  const Span ordered{begin, last + 1}, near = in_chunk(s, row, q, first, last);
+  // Rows within an unordered prefix see its later keys.
+  const Span in_prefix{begin, std::min(prefix, s.prefix_is_ordered || q >= prefix ? last + 1 : begin + row.seq_len)};
+  std::vector<Span> ranges{both(ordered, near), in_prefix};
+  if (const std::optional<Span> span = s.span_of(row, q)) {
+    // Keys of the own span are seen against the order, but neither beyond the window nor in another chunk.
+    const Span inside = both(*span, {begin, begin + row.seq_len});
+    const Span window = in_chunk(s, row, q, first, std::max(inside.end, q));
+    ranges.push_back(s.spans_beyond_window ? inside : both(inside, window));
+    ranges.push_back(both(inside, {begin, prefix}));
+  }
+  ranges = united(std::move(ranges));
+  for (Span& range : ranges) range = {range.begin - begin, range.end - begin};
   return ranges;
 }
 
 void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vector<Key>& keys) {
-  const std::int64_t begin = facts.key_begin[Facts::at(row.req)];
   const std::int64_t tree_len = std::min(shapes.tree_len(row), row.seq_len), tree_begin = row.seq_len - tree_len;
-  const std::int64_t q = row.q_pos + begin;
-  std::int64_t next = begin;
-  for (const Span& range : ranges_of(facts, shapes, row))
-    for (std::int64_t k = std::max(next, range.begin); k < std::min(range.end, tree_begin + begin); next = ++k)
-      if (!(shapes.tree_alone && tree_len > 0) && is_seen(facts, shapes, row, q, k)) keys.push_back({k - begin, 1});
+  const std::vector<Span> ranges = ranges_of(facts, shapes, row);
+  for (const Span& range : ranges)
+    if (!(shapes.tree_alone && tree_len > 0)) append_keys(range.begin, std::min(range.end, tree_begin) - 1, keys);
   for (std::int64_t b = 0; b < tree_len; ++b)
     if (shapes.bit(row, b)) keys.push_back({tree_begin + b, 1});
+  for (const Span& range : ranges) append_keys(std::max(range.begin, row.seq_len), range.end - 1, keys);
+}
+
+void keys_within(const Facts& f, const Row& row, std::int64_t first, std::int64_t last, std::vector<Key>& keys) {
+  first = std::max<std::int64_t>(first, 0);
+  last = std::min(last, f.max_pages_per_req * f.page_size + f.num_tokens - 1);
+  if (!f.has_shapes) return append_keys(first, last, keys);
+  Shapes shapes = shapes_of(f);
+  shapes.first = [first](const Row&) { return first; };
+  shapes.last = [last](const Row&) { return last; };
+  keys_by(f, shapes, row, keys);
 }
 
 }  // namespace quire::faults_detail

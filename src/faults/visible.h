@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys that a row sees where masks have a shape, key by key from the condition of batch.hpp, and what a kernel may believe of it.
+// Keys that a row sees, range by range from the condition of batch.hpp, and what a kernel may believe of it.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,8 @@ namespace quire::faults_detail {
 
 /// Beliefs about the shape of a mask; positions are those of the sequence.
 struct Shapes {
-  std::int64_t window = 0;  ///< far beyond every key if there is none
+  /// The first key that the window leaves, and the last one that order leaves; counted from the request's first key.
+  std::function<std::int64_t(const Row&)> first, last;
   bool spans_beyond_window = false;
   bool prefix_is_ordered = true;  ///< false: rows within the prefix see its later keys
   bool tree_alone = false;        ///< true: rows of a tree do not see the keys before it
@@ -30,11 +31,15 @@ std::int64_t rounded_down(std::int64_t position, std::int64_t chunk);
 /// The truth.
 Shapes shapes_of(const Facts& facts);
 
-/// Returns ranges of positions outside of which a row sees no key but a tree's: the prefix, the span, and the keys around the
-/// row. The ranges are sorted by their begin, and may overlap.
+/// Returns the keys that a row sees by `shapes`, without those of a tree: disjoint ranges in rising order, counted from the
+/// request's first key. The last one reaches beyond the request's keys if `last` does.
 std::vector<Span> ranges_of(const Facts& facts, const Shapes& shapes, const Row& row);
 
 /// Appends the keys that a row sees by `shapes`, counted from the request's first.
 void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vector<Key>& keys);
+
+/// Appends the keys that the mask leaves to a row, if the window begins at `first` and order ends at `last`: the rest of the mask
+/// (chunk, prefix, spans, tree) is true.
+void keys_within(const Facts& facts, const Row& row, std::int64_t first, std::int64_t last, std::vector<Key>& keys);
 
 }  // namespace quire::faults_detail

@@ -11,7 +11,8 @@ namespace {
 /// Does the window hide keys from a row of a request for which `of` is true?
 template <typename Predicate>
 bool binds(const Facts& f, Predicate&& of) {
-  return f.windowed() && any_request(f, [&](std::int64_t r) { return of(r) && f.seq_lens[Facts::at(r)] > f.window(); });
+  const auto last_row = [&](std::int64_t r) { return f.first_position(r) + f.query_len(r) - 1; };
+  return f.windowed() && any_request(f, [&](std::int64_t r) { return of(r) && f.first_key(last_row(r)) > 0; });
 }
 bool binds(const Facts& f) {
   return binds(f, [](std::int64_t) { return true; });
@@ -23,26 +24,28 @@ Suspects never(const Facts& f) {
 }
 
 /// The first key becomes `first(row)`, the last stays what it was.
-Plant from(std::function<std::int64_t(const Row&)> first) {
-  return keys_between(first, [](const Row& r) { return r.q_pos; });
+Plant from(const Facts& f, std::function<std::int64_t(const Row&)> first) {
+  return keys_between(std::move(first), [f = &f](const Row& r) { return f->last_key_of(r); });
 }
+/// The position of the first row of a row's request.
+std::int64_t first_row(const Row& r) { return r.q_pos - (r.token - r.first_token); }
 
 Suspects one_short(const Clues& e) {
   const Facts& f = e.facts;
   const std::int64_t w = f.window() - 1;
   if (!f.windowed() || longest(f) <= std::max<std::int64_t>(w, 1)) return never(f);
-  return one(from([w](const Row& r) { return w == 0 ? 0 : r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w + 1));
+  return one(from(f, [w](const Row& r) { return w == 0 ? 0 : r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w + 1));
 }
 
 Suspects one_long(const Clues& e) {
   const std::int64_t w = e.facts.window() + 1;
   if (!binds(e.facts)) return never(e.facts);
-  return one(from([w](const Row& r) { return r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w - 1));
+  return one(from(e.facts, [w](const Row& r) { return r.q_pos - w + 1; }), formatted("{} keys instead of {}", w, w - 1));
 }
 
 Suspects ignored_window(const Clues& e) {
   if (!binds(e.facts)) return never(e.facts);
-  return one(from([](const Row&) { return 0; }));
+  return one(from(e.facts, [](const Row&) { return 0; }));
 }
 
 Suspects from_page_start(const Clues& e) {
@@ -50,7 +53,7 @@ Suspects from_page_start(const Clues& e) {
   if (!binds(*f)) return never(*f);
   if (!any_row(*f, [f](std::int64_t, std::int64_t q_pos) { return f->first_key(q_pos) % f->page_size != 0; }))
     return cannot_show("every row's window starts at the start of a page");
-  return one(from([f](const Row& r) { return f->first_key(r.q_pos) / f->page_size * f->page_size; }));
+  return one(from(*f, [f](const Row& r) { return f->first_key(r.q_pos) / f->page_size * f->page_size; }));
 }
 
 Suspects from_last_row(const Clues& e) {
@@ -58,7 +61,7 @@ Suspects from_last_row(const Clues& e) {
   if (!binds(*f)) return never(*f);
   if (!binds(*f, [f](std::int64_t r) { return f->query_len(r) > 1; }))
     return cannot_show("the window hides nothing in requests with more than one row");
-  return one(from([f](const Row& r) { return f->first_key(r.seq_len - 1); }));
+  return one(from(*f, [f](const Row& r) { return f->first_key(first_row(r) + r.query_len - 1); }));
 }
 
 Suspects from_first_row(const Clues& e) {
@@ -66,7 +69,7 @@ Suspects from_first_row(const Clues& e) {
   if (!binds(*f)) return never(*f);
   if (!binds(*f, [f](std::int64_t r) { return f->query_len(r) > 1; }))
     return cannot_show("the window hides nothing in requests with more than one row");
-  return one(from([f](const Row& r) { return f->first_key(r.context_len()); }));
+  return one(from(*f, [f](const Row& r) { return f->first_key(first_row(r)); }));
 }
 
 /// The window holds in rows of one kind only.
@@ -78,7 +81,7 @@ Suspects kept_in(const Clues& e, bool in_decode) {
   if (!binds(*f, [&](std::int64_t r) { return !keeps(r); }))
     return cannot_show(formatted("the window hides nothing in {} rows", kind));
   if (!binds(*f, keeps)) return cannot_show(formatted("the window binds in {} rows only: this is window_ignored here", kind));
-  return one(from([f, in_decode](const Row& r) { return (r.query_len == 1) == in_decode ? f->first_key(r.q_pos) : 0; }));
+  return one(from(*f, [f, in_decode](const Row& r) { return (r.query_len == 1) == in_decode ? f->first_key(r.q_pos) : 0; }));
 }
 Suspects only_in_prefill(const Clues& e) { return kept_in(e, /*in_decode=*/false); }
 Suspects only_in_decode(const Clues& e) { return kept_in(e, /*in_decode=*/true); }
@@ -92,8 +95,7 @@ Suspects only_on_context(const Clues& e) {
   const Facts* f = &e.facts;
   if (!binds(*f)) return never(*f);
   if (!binds_among_new_keys(*f)) return cannot_show(formatted("no request has more rows than the window of {}", f->window()));
-  return one(keys_between([f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); },
-                          [](const Row& r) { return r.q_pos; }));
+  return one(from(*f, [f](const Row& r) { return std::min(f->first_key(r.q_pos), r.context_len()); }));
 }
 
 Suspects only_on_new_keys(const Clues& e) {
@@ -102,10 +104,10 @@ Suspects only_on_new_keys(const Clues& e) {
   if (!binds_among_new_keys(*f))
     return cannot_show(formatted("no request has more rows than the window of {}: this is window_ignored here", f->window()));
   if (!any_request(*f, [f](std::int64_t r) { return f->context_len(r) > 0; })) return cannot_show("no request has a context");
-  return one(function_set(&Model::keys, [f](const Row& r, std::vector<Key>& keys) {
-    append_keys(0, std::min(r.q_pos, r.context_len() - 1), keys);
-    append_keys(std::max(f->first_key(r.q_pos), r.context_len()), r.q_pos, keys);
-  }));
+  return one([f](Model& m) {
+    from(*f, [](const Row&) { return 0; })(m);
+    keys_dropped([f](const Row& r, std::int64_t k) { return k >= r.context_len() && k < f->first_key(r.q_pos); })(m);
+  });
 }
 
 }  // namespace

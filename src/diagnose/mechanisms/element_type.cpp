@@ -67,7 +67,7 @@ void propose_readings(const Facts& f, Proposals& list) {
 /// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.
 struct ElementOrder {
   std::string text;
-  std::function<std::int64_t(const Facts&, const Place&, std::int64_t head, std::int64_t dim)>
+  std::function<std::int64_t(const Facts&, const Place&, std::int64_t head, std::int64_t dim, std::int64_t dims)>
       inside;  ///< offset in a page of contiguous elements
 };
 
@@ -75,17 +75,17 @@ std::vector<ElementOrder> orders() {
   using N = std::int64_t;
   return {
       {"[slots, heads, dims]",
-       [](const Facts& f, const Place& p, N h, N d) { return (p.offset * f.num_kv_heads + h) * f.head_dim + d; }},
+       [](const Facts& f, const Place& p, N h, N d, N n) { return (p.offset * f.num_kv_heads + h) * n + d; }},
       {"[heads, slots, dims]",
-       [](const Facts& f, const Place& p, N h, N d) { return (h * f.page_size + p.offset) * f.head_dim + d; }},
+       [](const Facts& f, const Place& p, N h, N d, N n) { return (h * f.page_size + p.offset) * n + d; }},
       {"[heads, dims, slots]",
-       [](const Facts& f, const Place& p, N h, N d) { return (h * f.head_dim + d) * f.page_size + p.offset; }},
+       [](const Facts& f, const Place& p, N h, N d, N n) { return (h * n + d) * f.page_size + p.offset; }},
       {"[dims, heads, slots]",
-       [](const Facts& f, const Place& p, N h, N d) { return (d * f.num_kv_heads + h) * f.page_size + p.offset; }},
+       [](const Facts& f, const Place& p, N h, N d, N) { return (d * f.num_kv_heads + h) * f.page_size + p.offset; }},
       {"[slots, dims, heads]",
-       [](const Facts& f, const Place& p, N h, N d) { return (p.offset * f.head_dim + d) * f.num_kv_heads + h; }},
+       [](const Facts& f, const Place& p, N h, N d, N n) { return (p.offset * n + d) * f.num_kv_heads + h; }},
       {"[dims, slots, heads]",
-       [](const Facts& f, const Place& p, N h, N d) { return (d * f.page_size + p.offset) * f.num_kv_heads + h; }},
+       [](const Facts& f, const Place& p, N h, N d, N) { return (d * f.page_size + p.offset) * f.num_kv_heads + h; }},
       // Inside one head's part of a page, whatever lies around it.
       {"[dims, slots] within a head", {}},
   };
@@ -93,13 +93,13 @@ std::vector<ElementOrder> orders() {
 
 /// The slot and dim whose element is read where a head's part of a page is taken for [dims, slots].
 void transpose_within_head(const Facts& f, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
-  std::vector<std::int64_t> row(at.size());
+  std::vector<std::int64_t> row(Facts::at(f.dims_of(side)));
   for (std::size_t d = 0; d < at.size(); ++d) {
-    const std::int64_t flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
+    const std::int64_t dims = f.dims_of(side), flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
     Place other = place;
-    other.offset = flat / f.head_dim;
+    other.offset = flat / dims;
     faults_detail::elements_as(f.cache.layout, side, f.strides(side), f.cache.k.shape[4], other, head, row);
-    at[d] = row[Facts::at(flat % f.head_dim)];
+    at[d] = row[Facts::at(flat % dims)];
   }
 }
 
@@ -118,14 +118,16 @@ void propose_orders(const Facts& f, Proposals& list) {
         if (!sides.has(side)) return before(side, place, head, at);
         if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
         for (std::size_t d = 0; d < at.size(); ++d)
-          at[d] = place.page * facts->strides(side)[0] + order.inside(*facts, place, head, static_cast<std::int64_t>(d));
+          at[d] = place.page * facts->strides(side)[0] +
+                  order.inside(*facts, place, head, static_cast<std::int64_t>(d), facts->dims_of(side));
       });
       list.push_back(std::move(p));
     }
 }
 
-/// K in place of V and V in place of K, each by its own strides.
-void propose_exchange(Proposals& list) {
+/// K in place of V and V in place of K, each by its own strides. No kernel takes one for the other if their lengths differ.
+void propose_exchange(const Facts& facts, Proposals& list) {
+  if (!facts.has_equal_dims()) return;
   list.push_back({"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0,
                   [](Model& m) {
                     m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
@@ -145,7 +147,7 @@ void propose_exchange(Proposals& list) {
 void propose_element_type(const Scene& scene, Proposals& list) { propose_readings(scene.facts, list); }
 void propose_layout(const Scene& scene, Proposals& list) {
   propose_orders(scene.facts, list);
-  propose_exchange(list);
+  propose_exchange(scene.facts, list);
 }
 
 }  // namespace quire::diagnose_detail

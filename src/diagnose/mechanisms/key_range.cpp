@@ -7,6 +7,7 @@
 #include <map>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "faults/visible.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
@@ -55,26 +56,32 @@ std::vector<Bound> best(const OpenCell& cell, std::vector<Bound> found) {
   return found;
 }
 
-/// Ends (exclusive) that fit with the right begin.
-std::vector<Bound> ends(const OpenCell& cell) {
+/// Ends (exclusive) of the order that fit with the right begin.
+std::vector<Bound> ends(const Facts& f, const OpenCell& cell) {
   const double before = cell.error();
+  const std::int64_t own = f.last_key_of(cell.row) + 1;
   Running running(cell);
   std::vector<Bound> found;
   for (std::int64_t k = cell.from; k < cell.end; ++k) {
+    if (k < own && !cell.sees(k)) continue;
     running.add(k);
-    if (k + 1 != cell.to) found.push_back({k + 1, running.left(before)});
+    if (k + 1 != own) found.push_back({k + 1, running.left(before)});
   }
   return best(cell, std::move(found));
 }
 
-/// Begins that fit with the right end.
-std::vector<Bound> begins(const OpenCell& cell) {
+/// Begins of the window that fit with the right end. Keys before it that the row sees, of a prefix, stay.
+std::vector<Bound> begins(const Facts& f, const OpenCell& cell) {
   const double before = cell.error();
+  const std::int64_t own = f.first_key(cell.row.q_pos);
   Running running(cell);
   std::vector<Bound> found;
+  for (std::int64_t k = 0; k < std::min(own, cell.to); ++k)
+    if (cell.sees(k)) running.add(k);
   for (std::int64_t k = cell.to - 1; k >= 0; --k) {
+    if (cell.sees(k) != (k >= own)) continue;
     running.add(k);
-    if (k != cell.from) found.push_back({k, running.left(before)});
+    if (k != own) found.push_back({k, running.left(before)});
   }
   return best(cell, std::move(found));
 }
@@ -87,7 +94,7 @@ struct Rule {
 
 class Rules {
  public:
-  explicit Rules(const Facts& f) : f_(f) {
+  explicit Rules(const Facts& f) : f_(f), own_([f = &f](const Row& row) { return f->last_key_of(row) + 1; }) {
     for (const std::int64_t tile : {8, 16, 32, 64, 128, 256, 512})
       if (tile != f.page_size) tiles_.push_back(tile);
     tiles_.insert(tiles_.begin(), f.page_size);
@@ -95,31 +102,33 @@ class Rules {
 
   void of_end(const OpenCell& cell, std::int64_t end) {
     const Row& r = cell.row;
-    const std::int64_t own = r.q_pos + 1;
+    const std::int64_t own = own_(r);
     add_end(formatted("{} key{} {} the row's own", std::abs(end - own), std::abs(end - own) == 1 ? "" : "s",
                       end < own ? "short of" : "past"),
-            [by = end - own](const Row& row) { return row.q_pos + 1 + by; });
+            [by = end - own, last = own_](const Row& row) { return last(row) + by; });
     add_end(formatted("to seq_len {:+}", end - r.seq_len), [by = end - r.seq_len](const Row& row) { return row.seq_len + by; });
     add_end(formatted("to context_len {:+}", end - r.context_len()),
             [by = end - r.context_len()](const Row& row) { return row.context_len() + by; });
-    add_end(formatted("to {} keys at most", end), [end](const Row& row) { return std::min(row.q_pos + 1, end); });
-    add_end(formatted("to {} keys at least", end), [end](const Row& row) { return std::max(row.q_pos + 1, end); });
-    add_end("to the row's index in its request", [](const Row& row) { return row.q_pos - row.context_len() + 1; });
+    add_end(formatted("to {} keys at most", end), [end, last = own_](const Row& row) { return std::min(last(row), end); });
+    add_end(formatted("to {} keys at least", end), [end, last = own_](const Row& row) { return std::max(last(row), end); });
+    add_end("to the row's index in its request", [](const Row& row) { return row.token - row.first_token + 1; });
     for (const std::int64_t t : tiles_) {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
-      if (end == own / t * t) add_end("rounded down to " + name, [t](const Row& row) { return (row.q_pos + 1) / t * t; });
+      if (end == own / t * t) add_end("rounded down to " + name, [t, last = own_](const Row& row) { return last(row) / t * t; });
       if (end == r.q_pos / t * t) add_end("without the own one of " + name, [t](const Row& row) { return row.q_pos / t * t; });
-      if (end == round_up(own, t)) add_end("rounded up to " + name, [t](const Row& row) { return round_up(row.q_pos + 1, t); });
+      if (end == round_up(own, t))
+        add_end("rounded up to " + name, [t, last = own_](const Row& row) { return round_up(last(row), t); });
       if (end == std::min(round_up(own, t), r.seq_len))
         add_end("rounded up to " + name + ", within seq_len",
-                [t](const Row& row) { return std::min(round_up(row.q_pos + 1, t), row.seq_len); });
+                [t, last = own_](const Row& row) { return std::min(round_up(last(row), t), row.seq_len); });
       if (end == std::min(own, r.seq_len / t * t))
-        add_end("seq_len rounded down to " + name, [t](const Row& row) { return std::min(row.q_pos + 1, row.seq_len / t * t); });
+        add_end("seq_len rounded down to " + name,
+                [t, last = own_](const Row& row) { return std::min(last(row), row.seq_len / t * t); });
       if (end == round_up(r.seq_len, t))
         add_end("seq_len rounded up to " + name, [t](const Row& row) { return round_up(row.seq_len, t); });
       if (end == r.context_len() / t * t + own - r.context_len())
         add_end("context_len rounded down to " + name,
-                [t](const Row& row) { return row.context_len() / t * t + row.q_pos + 1 - row.context_len(); });
+                [t, last = own_](const Row& row) { return row.context_len() / t * t + last(row) - row.context_len(); });
     }
   }
 
@@ -135,10 +144,11 @@ class Rules {
     const Facts* f = &f_;
     for (const std::int64_t t : tiles_) {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
-      if (begin == cell.from / t * t)
+      const std::int64_t first = f->first_key(r.q_pos);
+      if (begin == first / t * t)
         add_begin("from the first key rounded down to " + name,
                   [f, t](const Row& row) { return f->first_key(row.q_pos) / t * t; });
-      if (begin == round_up(cell.from, t))
+      if (begin == round_up(first, t))
         add_begin("from the first key rounded up to " + name,
                   [f, t](const Row& row) { return round_up(f->first_key(row.q_pos), t); });
       if (begin == r.q_pos / t * t) add_begin("the own one only of " + name, [t](const Row& row) { return row.q_pos / t * t; });
@@ -152,22 +162,22 @@ class Rules {
     const Facts* f = &f_;
     for (const std::int64_t t : tiles_) {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
-      add_end("rounded up to " + name, [t](const Row& row) { return round_up(row.q_pos + 1, t); });
+      add_end("rounded up to " + name, [t, last = own_](const Row& row) { return round_up(last(row), t); });
       add_end("seq_len rounded up to " + name, [t](const Row& row) { return round_up(row.seq_len, t); });
     }
     const std::int64_t page = f_.page_size;
     rules_.emplace("ends rounded up to whole pages; masked keys of the last page are multiplied by 0",
                    Rule{{},
-                        [page](const Row& row) { return round_up(row.q_pos + 1, page); },
+                        [page, last = own_](const Row& row) { return round_up(last(row), page); },
                         [page](const Row& row) { return round_up(row.seq_len, page); }});
     for (const std::int64_t shift : {-1, 1}) {
       const auto other = [f, shift](const Row& row) {
         return f->seq_lens[Facts::at((row.req + shift + f->num_reqs) % f->num_reqs)];
       };
       add_end(formatted("within the seq_len of request r {:+}", shift),
-              [other](const Row& row) { return std::min(row.q_pos + 1, other(row)); });
+              [other, last = own_](const Row& row) { return std::min(last(row), other(row)); });
       add_end(formatted("with the seq_len of request r {:+}", shift),
-              [other](const Row& row) { return row.query_len == 1 ? other(row) : std::min(row.q_pos + 1, other(row)); });
+              [other, last = own_](const Row& row) { return row.query_len == 1 ? other(row) : std::min(last(row), other(row)); });
     }
   }
 
@@ -178,8 +188,8 @@ class Rules {
                       kNextKeyRange, 1, function_set(&Model::keys, [f, ends = rule](const Row& row, std::vector<Key>& keys) {
                         const std::int64_t capacity = f->max_pages_per_req * f->page_size + f->num_tokens;
                         const std::int64_t begin = ends.begin ? ends.begin(row) : f->first_key(row.q_pos);
-                        const std::int64_t end = ends.end ? ends.end(row) : row.q_pos + 1;
-                        append_keys(std::max<std::int64_t>(0, begin), std::min(end, capacity) - 1, keys);
+                        const std::int64_t end = ends.end ? ends.end(row) : f->last_key_of(row) + 1;
+                        faults_detail::keys_within(*f, row, begin, end - 1, keys);
                         const std::int64_t masked = ends.masked ? std::min(ends.masked(row), capacity) : end;
                         for (std::int64_t k = end; k < masked; ++k) keys.push_back({k, 0});
                       })});
@@ -195,6 +205,7 @@ class Rules {
   }
 
   const Facts& f_;
+  End own_;  ///< behind the last key that order leaves
   std::vector<std::int64_t> tiles_;
   std::map<std::string, Rule> rules_;
 };
@@ -204,8 +215,8 @@ class Rules {
 void propose_key_range(const Scene& scene, Proposals& list) {
   Rules rules(scene.facts);
   for (const OpenCell& cell : scene.cells) {
-    for (const Bound& end : ends(cell)) rules.of_end(cell, end.position);
-    for (const Bound& begin : begins(cell)) rules.of_begin(cell, begin.position);
+    for (const Bound& end : ends(scene.facts, cell)) rules.of_end(cell, end.position);
+    for (const Bound& begin : begins(scene.facts, cell)) rules.of_begin(cell, begin.position);
   }
   rules.always();
   rules.propose(list);

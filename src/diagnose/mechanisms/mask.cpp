@@ -9,16 +9,22 @@
 namespace quire::diagnose_detail {
 namespace {
 
-/// Hidden keys up to `end` get score 0 in place of -inf; `values`: their V are added, too.
-void plant_zero_scores(Model& m, const Facts* f, const std::function<std::int64_t(const Row&)>& end, bool before_window) {
-  m.keys = [f, end, before_window, before = m.keys](const Row& row, std::vector<Key>& keys) {
-    const std::int64_t capacity = f->max_pages_per_req * f->page_size;
-    if (before_window) append_keys(0, f->first_key(row.q_pos) - 1, keys);
-    before(row, keys);
-    append_keys(row.q_pos + 1, std::min(end(row), capacity) - 1, keys);
+constexpr double kFarBelow = -1e30;  // a score that weighs nothing beside any other
+
+/// Hidden keys up to `end` get a score in place of -inf; so do those before the row's first key if `before` is set.
+void plant_scores(Model& m, const std::function<std::int64_t(const Row&)>& end, bool before, double score) {
+  m.keys = [f = m.facts, end, before, visible = m.keys](const Row& row, std::vector<Key>& keys) {
+    visible(row, keys);
+    const std::int64_t first = before ? 0 : f->hull(row.req, row.q_pos).begin;
+    const std::int64_t last = std::min(end(row), f->max_pages_per_req * f->page_size) - 1;
+    const auto seen = std::ssize(keys);
+    for (std::int64_t k = std::max<std::int64_t>(first, 0); k <= last; ++k)
+      if (!f->sees(row, k)) keys.push_back({k, 1});
+    std::inplace_merge(keys.begin(), keys.begin() + seen, keys.end(),
+                       [](const Key& a, const Key& b) { return a.position < b.position; });
   };
-  m.score = [f, before = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
-    return k > row.q_pos || k < f->first_key(row.q_pos) ? 0.0 : before(model, row, k, dot);
+  m.score = [f = m.facts, score, own = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
+    return f->sees(row, k) ? own(model, row, k, dot) : score;
   };
 }
 
@@ -28,7 +34,7 @@ void propose_row_tiles(Proposals& list) {
     list.push_back({"mask", "lets a row see no more than the first row of its tile sees", formatted("tiles of {} rows", tile),
                     "the mask of a tile differs by row: key k <= q_pos of the row, not of the tile", 1,
                     keys_changed([tile](const Row& row, std::vector<Key>& keys) {
-                      const std::int64_t index = row.q_pos - row.context_len(), last = row.q_pos - index % tile;
+                      const std::int64_t index = row.token - row.first_token, last = row.q_pos - index % tile;
                       std::erase_if(keys, [last](const Key& key) { return key.position > last; });
                     })});
   }
@@ -46,18 +52,24 @@ void propose_mask(const Scene& scene, Proposals& list) {
   std::vector<End> ends{{"up to seq_len", [](const Row& r) { return r.seq_len; }},
                         {"up to the end of the last page", [page](const Row& r) { return semantics::round_up(r.seq_len, page); }},
                         {"up to the end of the own page", [page](const Row& r) { return (r.q_pos + page) / page * page; }},
-                        {"before the window only", [](const Row& r) { return r.q_pos + 1; }}};
+                        {"before the window only", [f](const Row& r) { return f->last_key_of(r) + 1; }}};
   for (const std::int64_t tile : {16, 32, 64, 128})
     ends.push_back({formatted("up to the end of the own tile of {}, within seq_len", tile),
                     [tile](const Row& r) { return std::min(r.seq_len, (r.q_pos + tile) / tile * tile); }});
+  const bool hides_before = f->windowed() || f->options.attention_chunk;
   for (const End& end : ends)
-    for (const bool before_window : {false, true}) {
-      if (before_window && !f->windowed()) continue;
+    for (const bool before : {false, true}) {
+      if (before && !hides_before) continue;
       list.push_back({"mask", "gives hidden keys the score 0 in place of -infinity",
-                      end.text + (before_window ? ", and before the window" : ""),
+                      end.text + (before ? ", and before the window" : ""),
                       "the mask sets scores to -infinity before the maximum is taken", 0,
-                      [f, end, before_window](Model& m) { plant_zero_scores(m, f, end.end, before_window); }});
+                      [end, before](Model& m) { plant_scores(m, end.end, before, 0.0); }});
     }
+  // A row that sees a key does not notice; one that sees none averages V.
+  for (const End& end : {ends[0], ends[1]})
+    list.push_back({"mask", "gives hidden keys a finite score far below all others in place of -infinity", end.text,
+                    "a row that sees no key writes 0 and lse -infinity: test for it before the division", 0,
+                    [end](Model& m) { plant_scores(m, end.end, /*before=*/true, kFarBelow); }});
   propose_row_tiles(list);
 }
 

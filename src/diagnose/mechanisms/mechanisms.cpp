@@ -73,10 +73,6 @@ std::string mechanism_of(const FaultInfo& fault) {
 }
 
 Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<std::string>& not_tried) {
-  // Mechanisms model causal rows at the end of their keys. Only the catalogue models other rows.
-  if (scene.facts.has_masks) return {};
-  // Mechanisms assume that rows of K and V have one length.
-  if (!scene.facts.has_equal_dims()) return {};
   struct Named {
     const char* name;
     void (*propose)(const Scene& scene, Proposals& list);

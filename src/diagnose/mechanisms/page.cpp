@@ -182,6 +182,7 @@ class Search {
   Partial change(Sides sides, std::int64_t from, std::int64_t to, std::int64_t page) const {
     Partial sum{std::vector<double>(cell_.dims(), 0.0), 0};
     for (std::int64_t k = from; k < to; ++k) {
+      if (!cell_.sees(k)) continue;
       const std::int64_t offset = k % f_.page_size;
       const double before = cell_.weights[Facts::at(k)];
       const double weight = sides.key ? std::exp(score(page, offset, k) - cell_.max) : before;
@@ -190,7 +191,7 @@ class Search {
         sum.weight = std::numeric_limits<double>::quiet_NaN();
         return sum;
       }
-      const double scale = sides.value ? truth_.scale(Side::value, Place{}, kv_head_) : 1;
+      const double scale = sides.value ? scale_of(Side::value, page, offset) : 1;
       const double* kept = cell_.value(k);
       sum.weight += weight - before;
       for (std::size_t d = 0; d < sum.out.size(); ++d)
@@ -209,6 +210,10 @@ class Search {
     return std::isnan(changed.weight) || std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance;
   }
 
+  double scale_of(Side side, std::int64_t page, std::int64_t offset) const {
+    return truth_.scale(side, Place{Place::Kind::cache, page, offset, 0}, kv_head_) * (side == Side::value ? f_.value_unit : 1);
+  }
+
   double score(std::int64_t page, std::int64_t offset, std::int64_t k) const {
     const auto [at, fresh] = dots_.try_emplace(page);
     if (fresh)
@@ -216,7 +221,7 @@ class Search {
         const float* stored = f_.decoded.slot(Side::key, page, o, kv_head_);
         double dot = 0;
         for (std::size_t d = 0; stored != nullptr && d < query_.size(); ++d) dot += query_[d] * static_cast<double>(stored[d]);
-        at->second.push_back(dot * truth_.scale(Side::key, Place{}, kv_head_));
+        at->second.push_back(dot * scale_of(Side::key, page, o));
       }
     return truth_.score(truth_, cell_.row, k, at->second[Facts::at(offset)]);
   }

@@ -28,7 +28,8 @@ Contents of_slot(std::string text, std::function<std::int64_t(std::int64_t offse
             const Side from = other_tensor ? (side == Side::key ? Side::value : Side::key) : side;
             const float* stored = f.decoded.slot(from, place.page, other(place.offset, f.page_size), head);
             const double scale = Model(f).scale(side, place, head);
-            for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d) v[d] = scale * static_cast<double>(stored[d]);
+            const std::size_t dims = std::min(v.size(), Facts::at(f.dims_of(from)));
+            for (std::size_t d = 0; stored != nullptr && d < dims; ++d) v[d] = scale * static_cast<double>(stored[d]);
           }};
 }
 
@@ -93,8 +94,9 @@ std::vector<Contents> contents(const Facts& f) {
 class ContentSearch {
  public:
   ContentSearch(const Scene& scene, const OpenCell& cell)
-      : f_(scene.facts), cell_(cell), truth_(scene.facts), vector_(cell.dims()) {
+      : f_(scene.facts), cell_(cell), truth_(scene.facts), value_(cell.dims()) {
     for (std::int64_t d = 0; d < f_.head_dim; ++d) query_.push_back(truth_.query(cell.row, d));
+    key_.resize(query_.size());
   }
 
   /// Squared distance to the observed numbers if the page of column j holds this.
@@ -104,21 +106,22 @@ class ContentSearch {
     double sum = cell_.denominator - own.weight;
     for (std::size_t d = 0; d < out.size(); ++d) out[d] = cell_.expected[d] * cell_.denominator - own.out[d];
     for (std::int64_t k = from; k < to; ++k) {
+      if (!cell_.sees(k)) continue;
       const Place place = truth_.place(truth_, cell_.row, Side::key, k);
       double weight = cell_.weights[Facts::at(k)];
       if (sides.key) {
-        read(Side::key, k, place, contents);
+        read(Side::key, k, place, contents, key_);
         double dot = 0;
-        for (std::size_t d = 0; d < query_.size(); ++d) dot += query_[d] * vector_[d];
+        for (std::size_t d = 0; d < query_.size(); ++d) dot += query_[d] * key_[d];
         weight = std::exp(truth_.score(truth_, cell_.row, k, dot) - cell_.max);
       }
       if (sides.value) {
-        read(Side::value, k, place, contents);
+        read(Side::value, k, place, contents, value_);
       } else {
-        std::copy(cell_.value(k), cell_.value(k) + vector_.size(), vector_.begin());
+        std::copy(cell_.value(k), cell_.value(k) + value_.size(), value_.begin());
       }
       sum += weight;
-      for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * vector_[d];
+      for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * value_[d];
     }
     for (double& value : out) value /= sum;
     const double distance = cell_.distance(out);
@@ -126,16 +129,16 @@ class ContentSearch {
   }
 
  private:
-  void read(Side side, std::int64_t k, const Place& place, const Contents& contents) {
+  void read(Side side, std::int64_t k, const Place& place, const Contents& contents, std::vector<double>& vector) {
     const std::int64_t head = cell_.at.head / f_.group;
-    load_vector(truth_, cell_.row, side, k, scratch_, vector_);
-    if (place.kind == Place::Kind::cache) contents.change(f_, side, place, head, vector_);
+    load_vector(truth_, cell_.row, side, k, scratch_, vector);
+    if (place.kind == Place::Kind::cache) contents.change(f_, side, place, head, vector);
   }
 
   const Facts& f_;
   const OpenCell& cell_;
   Model truth_;
-  std::vector<double> query_, vector_;
+  std::vector<double> query_, key_, value_;
   std::vector<std::int64_t> scratch_;
 };
 

@@ -85,13 +85,17 @@ void plant(Model& m, const Way& way) {
 }
 
 double distance_of(const OpenCell& cell, const Way& way) {
-  const auto count = static_cast<std::size_t>(cell.to - cell.from);
-  std::vector<double> p(count), out(cell.dims(), 0.0);
-  round_weights(
-      way, std::span(cell.scores).subspan(static_cast<std::size_t>(cell.from), count),
-      [&](std::size_t i) { return cell.from + static_cast<std::int64_t>(i); }, cell.row.seq_len, cell.max, cell.denominator, p);
-  for (std::size_t i = 0; i < count; ++i) {
-    const double* v = cell.value(cell.from + static_cast<std::int64_t>(i));
+  std::vector<double> p, scores, out(cell.dims(), 0.0);
+  std::vector<std::int64_t> keys;
+  for (std::int64_t k = cell.from; k < cell.to; ++k) {
+    if (!cell.sees(k)) continue;
+    keys.push_back(k);
+    scores.push_back(cell.scores[Facts::at(k)]);
+  }
+  p.resize(keys.size());
+  round_weights(way, scores, [&](std::size_t i) { return keys[i]; }, cell.row.seq_len, cell.max, cell.denominator, p);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const double* v = cell.value(keys[i]);
     if (p[i] == 0) continue;
     for (std::size_t d = 0; d < out.size(); ++d) out[d] += p[i] * v[d];
   }

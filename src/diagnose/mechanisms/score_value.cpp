@@ -33,7 +33,7 @@ double distance_at(const OpenCell& cell, const Quantity& quantity, double value)
   double max = cell.sink_weight > 0 ? std::log(cell.sink_weight) + cell.max : -std::numeric_limits<double>::infinity();
   const double sink = max;
   for (std::int64_t k = cell.from; k < cell.to; ++k) {
-    scores.push_back(quantity.score(cell, k, value));
+    scores.push_back(cell.sees(k) ? quantity.score(cell, k, value) : -std::numeric_limits<double>::infinity());
     max = std::max(max, scores.back());
   }
   std::vector<double> out(cell.dims(), 0.0);
