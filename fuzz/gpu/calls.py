@@ -135,10 +135,19 @@ def run_attend(call: Call, how: str, kernel: str | None, settings: dict[str, Any
     else:
         bound = quire.bind(b, c, o, plan=plan)
         bound(b.query, call.keywords["cache"]["k"], call.keywords["cache"]["v"], b.output)
-        if call.library.name != "cpu":
-            quire.synchronize()
+        hear(b, c, o, bound, call.library.name)
     result.kernels.update({name: 1 for name, count in rows.items() if count} or {plan.kernel: 1})
     return plan, f"{how} {plan.kernel} {settings or ''}".strip()
+
+
+def hear(b: Any, c: Any, o: Any, bound: Any, where: str) -> None:
+    """What became of a call that nobody waited for. A workspace is asked before it is freed: its memory, which others write to, may
+    be the next one's, and an outcome there that nobody has asked for would be told as that one's."""
+    try:
+        if where != "cpu":
+            quire.synchronize()
+    finally:
+        quire.attend_status(b, c, o, bound.plan, bound.workspace, rows={})
 
 
 def kernels_that_take(call: Call, backend: str, settings: dict[str, Any]) -> list[str]:

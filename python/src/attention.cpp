@@ -55,7 +55,8 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
   {
     const nb::gil_scoped_release unlocked;
     status = quire::attend(*plan, b, c, o, bytes, how);
-    if (status.ok() && chosen == Wait::yes) status = quire::attend_status(*plan, b, c, o, bytes, how);
+    const auto ask = [&] { return quire::attend_status(*plan, b, c, o, bytes, how); };
+    if (status.ok() && chosen == Wait::yes) status = alone ? status_in_new_workspace(ask) : ask();
   }
   require_ok(status);
   fill_rows(counts, rows);

@@ -124,7 +124,8 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
   {
     const nb::gil_scoped_release unlocked;
     status = how(b, c, o, bytes, options);
-    if (status.ok() && wait == Wait::yes) status = quire::attend_status(bound.plan(), b, c, o, bytes, options);
+    const auto ask = [&] { return quire::attend_status(bound.plan(), b, c, o, bytes, options); };
+    if (status.ok() && wait == Wait::yes) status = how.workspace == nullptr ? status_in_new_workspace(ask) : ask();
   }
   require_ok(status);
 }

@@ -121,6 +121,23 @@ def test_a_broken_table_is_found_by_the_device_and_no_row_is_written():
 
 
 @needs_gpu
+def test_a_freed_workspace_is_no_earlier_call_of_a_new_one():
+    """Torch gives its memory to others, which write to it, and then to the next workspace."""
+    case = quire.make_case(LINE)
+    batch, there = gpu_call(case, output=torch.empty_like(on_gpu(case.batch.query)))
+    plan = quire.plan(batch, there, case.options)
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    quire.attend(batch, there, case.options, plan, workspace)
+    workspace[:4] = 0xA5
+    address = workspace.data_ptr()
+    del workspace
+    again = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    assert again.data_ptr() == address
+    del again
+    quire.attend(batch, there, case.options, plan)
+
+
+@needs_gpu
 def test_a_captured_graph_replays_with_other_lengths():
     case = quire.make_case("q=f16 kv=f16 heads=4:2 d=64 page=16 reqs=8x1@90 seed=5")
     b = case.batch

@@ -48,6 +48,17 @@ def test_cells_of_types_scales_and_layouts_are_right():
     assert said.returncode == 0 and "17 of 9607 asked" in said.stdout, said.stdout + said.stderr
 
 
+def test_every_bound_call_is_asked_what_became_of_it(monkeypatch):
+    """Else its outcome stays in memory that is freed, and the next workspace there is told of it: four valid batches were refused."""
+    bound, asked = [], []
+    bind, status = quire.bind, quire.attend_status
+    monkeypatch.setattr(quire, "bind", lambda *args, **how: bound.append(bind(*args, **how)) or bound[-1])
+    monkeypatch.setattr(quire, "attend_status", lambda b, c, o, plan, workspace, **how: asked.append(plan) or status(b, c, o, plan, workspace, **how))
+    for seed in range(12):
+        assert not calls.run(batches.make(seed), CPU, "cpu", append=False).refused
+    assert len(bound) > 5 and len(asked) == len(bound)
+
+
 def test_an_fp8_query_has_no_new_rows_whatever_the_family():
     """Q-M26 forbids them. Cells bring sides of their own to the family "any"."""
     sides = batches.Sides("fp8_e4m3fn", "fp8_e4m3fn", "fp8_e4m3fn", "bf16", 4, 1, 64, 64, 16)
