@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 
-from toolchain import TARGETS, emulate
+from toolchain import emulate, parser_of
 
 
 class LoadedObjects:
@@ -72,10 +72,8 @@ def judge(args: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--library", required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--runtime", required=True)
-    parser.add_argument("--target", required=True, choices=TARGETS)
     parser.add_argument("--every", type=int, default=1)
     args = parser.parse_args()
     return emulate(args.library, functools.partial(judge, args))

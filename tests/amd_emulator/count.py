@@ -18,7 +18,7 @@ import re
 import sys
 from pathlib import Path
 
-from toolchain import TARGETS, compiler_version, emulate
+from toolchain import compiler_version, emulate, parser_of
 
 SHORT, LONG, KEYS = 256, 512, 32  # tokens of context; keys that counts are of
 KINDS = {"LDS reads": r"ds_(read|load)", "LDS writes": r"ds_(write|store)", "loads from memory": r"global_load",
@@ -74,9 +74,7 @@ def count(args: argparse.Namespace, scratch: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--target", required=True, choices=TARGETS)
+    parser = parser_of(__doc__)
     parser.add_argument("--out")
     args = parser.parse_args()
     return emulate(args.library, functools.partial(count, args))

@@ -16,7 +16,7 @@ import sys
 from ctypes import c_char_p, c_uint64
 from pathlib import Path
 
-from toolchain import ROOT, TARGETS, emulate
+from toolchain import ROOT, emulate, parser_of
 
 sys.path.insert(0, str(ROOT / "fuzz" / "gpu"))
 
@@ -70,9 +70,7 @@ def run(args: argparse.Namespace, scratch: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--target", required=True, choices=TARGETS)
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)

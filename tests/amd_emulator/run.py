@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from toolchain import ROOT, TARGETS, compiler_version, emulate
+from toolchain import ROOT, TARGETS, compiler_version, emulate, parser_of
 
 # Kernels that no plan reaches on a target: hip_matrix leaves f16 to hip_generic where products take subnormals for zero.
 NOT_PLANNED = {"gfx90a": r"quire_attend_(short|tall)_f16_"}
@@ -141,9 +141,7 @@ def judge(args: argparse.Namespace, scratch: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--target", required=True, choices=[*TARGETS, "all"])
+    parser = parser_of(__doc__, [*TARGETS, "all"])
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--power", action="store_true")
     parser.add_argument("--out")

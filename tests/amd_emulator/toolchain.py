@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requirements of an emulated run beside the repository, and the compilation of kernels for it."""
+import argparse
 import os
 import re
 import shutil
@@ -35,6 +36,14 @@ def missing() -> "str | None":
     if not shutil.which(os.environ.get("CC", "clang")):
         return "no clang, with which the emulator compiles its instructions"
     return None
+
+
+def parser_of(usage: str, targets: "list[str]" = TARGETS) -> argparse.ArgumentParser:
+    """The arguments of every emulated run."""
+    made = argparse.ArgumentParser(usage=usage)
+    made.add_argument("--library", required=True)
+    made.add_argument("--target", required=True, choices=targets)
+    return made
 
 
 def emulate(library: str, run: "Callable[[Path], int]") -> int:
