@@ -322,6 +322,43 @@ TEST(Reach, HasThePairsOfTypesThatTheRulesAllow) {
     }
 }
 
+/// The names of an enumeration's values.
+template <typename Enum>
+void add_names(std::set<std::string>& names) {
+  for (std::int32_t i = 0; !name(static_cast<Enum>(i)).empty() && name(static_cast<Enum>(i)) != "invalid"; ++i)
+    names.emplace(name(static_cast<Enum>(i)));
+}
+
+/// The words of a text that are made of small letters, digits and underscores.
+std::set<std::string> words_of(std::string_view text) {
+  std::set<std::string> words;
+  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_", begin), text.size());
+    words.emplace(text.substr(begin, end - begin));
+  }
+  return words;
+}
+
+/// Types, layouts and paddings, as the rules name them. Flags and bits (u8) and block scales of mxfp4 (fp8_e8m0) have one type,
+/// and no padding is refused where none is.
+TEST(Reach, HasEveryValueThatARuleNames) {
+  std::set<std::string> values, listed;
+  add_names<DType>(values);
+  add_names<CacheLayout>(values);
+  add_names<Padding>(values);
+  for (const char* no_axis : {"none", "u8", "refused", "fp8_e8m0"}) values.erase(no_axis);
+  for (const AxisValue& value : axes()) listed.merge(words_of(value.words));
+  std::set<std::string> named;
+  for (const Rule& rule : rules())
+    for (const std::string& word : words_of(rule.statement))
+      if (values.contains(word)) {
+        named.insert(word);
+        EXPECT_TRUE(listed.contains(word)) << rule.id << " names " << word << ", which no axis has";
+      }
+  EXPECT_GE(named.size(), 14u) << "rules name most types";
+  for (const std::string& value : values) EXPECT_TRUE(listed.contains(value)) << value;
+}
+
 /// Values of types, layouts and padding come from their enumerations; a value of each must be there, once.
 TEST(Reach, HasEveryValueOnce) {
   std::set<std::string> words;
