@@ -47,7 +47,7 @@ Result<Case> make_case(const ProblemLine& line);
 /// tensor.
 SharedPrefixes shared_prefixes_of(const ProblemLine& line, const SharingCosts& costs);
 
-/// Content of memory that no correct kernel reads.
+/// Content of memory that no correct kernel reads. Table entries of keys that no row sees lead to a page that no row reads.
 enum class PoisonKind : std::int32_t {
   nan = 0,             ///< NaN elements, 2147480000 in table entries past the end
   finite_garbage = 1,  ///< +-1e4 (fp8: +-largest finite value), a valid but wrong page id in table entries past the end

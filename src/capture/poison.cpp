@@ -138,13 +138,22 @@ class Poisoner {
     for (std::int64_t row = first; t.present() && row < t.shape[0]; ++row) poison_row(t, row);
   }
 
+  /// A page in front of the end stays a page: many kernels look up what their masks hide, and are right where engines leave pages
+  /// there. The hazard of stale pages asks for no less.
   void poison_table() const {
     const Tensor& table = c_.batch.block_table;
-    const std::int64_t page = kind_ == PoisonKind::nan ? capture::kImpossiblePage : unread_page();
-    for (std::size_t r = 0; r < p_.reqs.size(); ++r) {
-      const std::int64_t used = semantics::ceil_div(p_.reqs[r].cached_len, p_.page_size);
-      for (std::int64_t j = used; j < table.shape[1]; ++j)
-        semantics::store_index(table, static_cast<std::int64_t>(r) * table.stride[0] + j * table.stride[1], page);
+    const std::int64_t unread = unread_page(), behind = kind_ == PoisonKind::nan ? capture::kImpossiblePage : unread;
+    for (std::int64_t r = 0; r < static_cast<std::int64_t>(p_.reqs.size()); ++r) {
+      const semantics::VisiblePages read = capture::read_pages(p_, c_.batch, r);
+      const std::int64_t end = semantics::ceil_div(p_.reqs[static_cast<std::size_t>(r)].cached_len, p_.page_size);
+      for (std::int64_t j = 0; j < table.shape[1]; ++j) {
+        const std::int64_t entry = r * table.stride[0] + j * table.stride[1];
+        const std::int64_t page = semantics::load_index(table.data, table.dtype, entry);
+        if (j >= end)
+          semantics::store_index(table, entry, behind);
+        else if (!read.has(j) && page >= 0 && page < num_pages(c_.cache))
+          semantics::store_index(table, entry, unread);
+      }
     }
   }
 

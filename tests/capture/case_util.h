@@ -83,12 +83,14 @@ inline std::int64_t cache_index(const Case& c, bool keys, std::int64_t page, std
 struct Readable {
   std::vector<bool> slot;   ///< [num_pages * page_size]
   std::vector<bool> token;  ///< rows of key and value
+  std::vector<bool> entry;  ///< of block_table
 };
 
 inline Readable readable(const Case& c, const Problem& p) {
   Readable out;
   const std::int64_t width = c.batch.block_table.shape[1];
   out.slot.assign(static_cast<std::size_t>(num_pages(c.cache) * p.page_size), false);
+  out.entry.assign(static_cast<std::size_t>(c.batch.block_table.num_elements()), false);
   std::int64_t row = 0;
   out.token.reserve(static_cast<std::size_t>(c.batch.query.shape[0]));
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
@@ -98,9 +100,11 @@ inline Readable readable(const Case& c, const Problem& p) {
       for (std::int64_t k = 0; k <= q_pos; ++k) {
         if (p.sliding_window && q_pos - k >= *p.sliding_window) continue;
         if (k >= p.reqs[r].cached_len) continue;
-        const std::int64_t page = index_at(c.batch.block_table, static_cast<std::int64_t>(r) * width + k / p.page_size);
+        const std::int64_t entry = static_cast<std::int64_t>(r) * width + k / p.page_size,
+                           page = index_at(c.batch.block_table, entry);
         EXPECT_TRUE(page >= 0 && page < num_pages(c.cache)) << "request " << r << " position " << k;
         out.slot[static_cast<std::size_t>(page * p.page_size + k % p.page_size)] = true;
+        out.entry[static_cast<std::size_t>(entry)] = true;
       }
     }
   }

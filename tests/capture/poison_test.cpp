@@ -7,6 +7,7 @@
 
 #include "capture/case_util.h"
 #include "quire/contract.hpp"
+#include "semantics/index_tensor.h"
 
 namespace quire {
 namespace {
@@ -23,6 +24,7 @@ const char* const kLines[] = {
     "q=bf16 heads=2 d=4 page=4 reqs=3x0,0@9/9",
     "q=bf16 heads=4:2 d=8 page=4 reqs=3@10,1@12/12,2x0 pad=5 lse=1 seed=2",
     "q=f32 kv=fp8_e4m3fn heads=2 d=16 page=4 layout=packed reqs=2@3/4,0 pad=4:zero lse=1 kscale=tensor seed=3",
+    "q=f32 heads=2:1 d=8 page=4 reqs=1@30,2@9,0@8 share=2 window=6 seed=4",
 };
 
 Case make(const std::string& text) { return make_case(parse_problem_line(text).value()).value(); }
@@ -40,17 +42,27 @@ TEST_P(PoisonCase, MadeCasesSatisfyTheContractWhateverThePoison) {
   }
 }
 
+/// The hash of a made case that was poisoned, with the table it was made with: that one has pages left of windows, as an engine
+/// leaves them.
+std::uint64_t hash_but_for_table(Case& c, const Case& original) {
+  const Tensor &from = original.batch.block_table, &to = c.batch.block_table;
+  for (std::int64_t i = 0; i < to.num_elements(); ++i)
+    semantics::store_index(to, i, semantics::load_index(from.data, from.dtype, i));
+  return test::hash_of(c);
+}
+
 TEST_P(PoisonCase, NanRestoresWhatMakeCaseMade) {
+  const Case original = make(GetParam());
   Case c = make(GetParam());
   const std::uint64_t before = test::hash_of(c);
   ASSERT_TRUE(poison_case(c, PoisonKind::nan).ok());
-  EXPECT_EQ(test::hash_of(c), before);
+  EXPECT_EQ(hash_but_for_table(c, original), before);
   ASSERT_TRUE(poison_case(c, PoisonKind::finite_garbage).ok());
   if (c.batch.output.num_elements() > 0) {
     EXPECT_NE(test::hash_of(c), before);
   }
   ASSERT_TRUE(poison_case(c, PoisonKind::nan).ok());
-  EXPECT_EQ(test::hash_of(c), before) << "visible data was changed";
+  EXPECT_EQ(hash_but_for_table(c, original), before) << "visible data was changed";
 }
 
 void expect_garbage(const Tensor& t, std::int64_t i) {
@@ -106,19 +118,32 @@ TEST_P(PoisonCase, ZerosAreExactlyWhereNothingMayBeReadAndOutputsAreNaN) {
   for (const Tensor* t : {&c.batch.output, &c.batch.lse})
     for (std::int64_t i = 0; i < t->num_elements(); ++i) ASSERT_TRUE(std::isnan(float_at(*t, i)));
   ASSERT_TRUE(poison_case(c, PoisonKind::nan).ok());
-  EXPECT_EQ(test::hash_of(c), test::hash_of(original));
+  EXPECT_EQ(hash_but_for_table(c, original), test::hash_of(original));
 }
 
-TEST_P(PoisonCase, TableEndsPointToAPageThatIsNotTheirs) {
-  for (const PoisonKind kind : {PoisonKind::finite_garbage, PoisonKind::zero}) {
+/// Entries left of a window and behind the cached keys.
+TEST_P(PoisonCase, EntriesThatNobodyReadsAreNoPageOrAPageThatNobodyReads) {
+  for (const PoisonKind kind : {PoisonKind::finite_garbage, PoisonKind::zero, PoisonKind::nan}) {
+    const Case original = make(GetParam());
     Case c = make(GetParam());
-    const test::Readable may = test::readable(c, problem_of(c.batch, c.cache, c.options));
+    const Problem p = problem_of(c.batch, c.cache, c.options);
+    const test::Readable may = test::readable(c, p);
     ASSERT_TRUE(poison_case(c, kind).ok());
     const std::int64_t size = page_size(c.cache);
-    for (std::int64_t r = 0; r < c.batch.block_table.shape[0]; ++r) {
-      const std::int64_t page = test::index_at(c.batch.block_table, (r + 1) * c.batch.block_table.shape[1] - 1);
-      ASSERT_TRUE(page >= 0 && page < num_pages(c.cache));
-      for (std::int64_t i = 0; i < size; ++i) EXPECT_FALSE(may.slot[static_cast<std::size_t>(page * size + i)]);
+    for (std::int64_t i = 0; i < c.batch.block_table.num_elements(); ++i) {
+      const std::int64_t page = test::index_at(c.batch.block_table, i);
+      if (may.entry[static_cast<std::size_t>(i)]) {
+        EXPECT_EQ(page, test::index_at(original.batch.block_table, i));
+        continue;
+      }
+      const std::int64_t width = c.batch.block_table.shape[1];
+      const bool behind = i % width * size >= p.reqs[static_cast<std::size_t>(i / width)].cached_len;
+      if (kind == PoisonKind::nan && behind) {
+        EXPECT_EQ(page, 2147480000) << "entry " << i;
+        continue;
+      }
+      ASSERT_TRUE(page >= 0 && page < num_pages(c.cache)) << "entry " << i;
+      for (std::int64_t at = 0; at < size; ++at) EXPECT_FALSE(may.slot[static_cast<std::size_t>(page * size + at)]);
     }
   }
 }
