@@ -185,7 +185,7 @@ REGISTERS = 65536  # of an SM, given out to warps
 SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
 # (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
-LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 96, "prefill B?[Ff]16 masks (192 128|256|512)": 112,  # the thread that draws items
+LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 72, "prefill B?[Ff]16 masks (192 128|256|512)": 88,  # the thread that draws items
                "decode B?[Ff]16 PlainTiles 128 32": 64, "decode Bf16 Fp8Tiles 128 32": 56, "decode F16 Fp8Tiles 128 32": 48,
                "decode B?[Ff]16 PlainTiles 64 32": 48, "decode Bf16 Fp8Tiles 64 32": 48, "decode F16 Fp8Tiles 64 32": 56,
                "decode B?[Ff]16 PlainTiles 256 16": 48, "decode B?[Ff]16 Fp8Tiles 256 16": 40,
