@@ -6,6 +6,7 @@
 #include <iterator>
 #include <set>
 
+#include "diagnose/census_changes.h"
 #include "diagnose/find_profile.h"
 #include "faults/fault.h"
 #include "quire/problem.hpp"
@@ -169,6 +170,8 @@ void describe(const Found& found, Diagnosis& d) {
   d.least_factor = least_factor(where.reference);
   d.least_factor_in_f32 = where.least_factor_in_f32;
   if (d.verdict != DiagnosisVerdict::right) d.observations = observations(found.facts, found.observed, where);
+  constexpr std::size_t kRowsInWords = 2;  // of the census
+  for (std::string& text : words(found.facts, found.census, kRowsInWords)) d.observations.push_back(std::move(text));
   if (!found.padding.empty()) d.observations.insert(d.observations.begin(), found.padding);
   std::set<std::string> not_tried;
   for (const Part& part : found.parts) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "diagnose/census.h"
 #include "diagnose/rank.h"
 #include "quire/diagnose.hpp"
 
@@ -30,6 +31,7 @@ struct Found {
   std::vector<Pattern> patterns;
   std::vector<Part> parts;  ///< one, or one per pattern
   std::string padding;      ///< finding about padding rows, or empty
+  std::vector<RowCensus> census;
 };
 
 /// Fills what follows from `found`; verdict, problem and profile are set.

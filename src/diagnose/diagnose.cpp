@@ -39,7 +39,8 @@ Diagnosis broken_batch(const Findings& findings) {
 Part part_of(const Found& found, const Pattern& pattern, bool everything, const std::vector<Pattern>& patterns = {}) {
   const Evidence evidence(found.facts, found.observed, found.where, everything ? nullptr : &pattern, patterns);
   Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything, {}};
-  const Scene scene = make_scene(found.facts, found.observed, found.where, evidence);
+  Scene scene = make_scene(found.facts, found.observed, found.where, evidence);
+  scene.census = found.census;
   Ranking ranking = rank(scene, evidence, everything ? nullptr : &part.pattern, found.limit);
   part.ranking = std::move(ranking.hypotheses);
   part.not_tried = std::move(ranking.not_tried);
@@ -127,11 +128,13 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
   const TimeLimit rest = limit.rest();
-  Found found{c, facts, observed, where.value(), rest, {}, {}, wrong_padding(c)};
+  Found found{c, facts, observed, where.value(), rest, {}, {}, wrong_padding(c), {}};
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
     found.patterns = find_patterns(facts, where.value());
+    if (options.progress) options.progress("census");
+    found.census = take_census(facts, observed, where.value(), rest);
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
     d.verdict = verdict_of(found.parts);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "diagnose/census.h"
 #include "diagnose/fault_model.h"
 #include "diagnose/open_cell.h"
 
@@ -42,6 +43,7 @@ struct Scene {
   const Localisation& where;
   std::vector<const Compared*> wrong;  ///< the wrong cells of the pattern
   std::vector<OpenCell> cells;         ///< a few of them, laid open; those with many keys are not among them
+  std::span<const RowCensus> census;   ///< who was read by a few wrong rows, where that has one solution
 };
 
 using Proposals = std::vector<Proposal>;
@@ -58,6 +60,7 @@ void propose_kv_head(const Scene& scene, Proposals& list);
 void propose_table_row(const Scene& scene, Proposals& list);
 void propose_page(const Scene& scene, Proposals& list);
 void propose_page_contents(const Scene& scene, Proposals& list);
+void propose_census(const Scene& scene, Proposals& list);
 void propose_positions(const Scene& scene, Proposals& list);
 void propose_rope(const Scene& scene, Proposals& list);
 void propose_dims(const Scene& scene, Proposals& list);

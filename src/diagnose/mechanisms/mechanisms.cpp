@@ -89,6 +89,7 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
                                    {"table_row", propose_table_row},
                                    {"page", propose_page},
                                    {"page_contents", propose_page_contents},
+                                   {"census", propose_census},
                                    {"positions", propose_positions},
                                    {"rope", propose_rope},
                                    {"dims", propose_dims},

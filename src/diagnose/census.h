@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who was read, and how often: softmax attention over keys c with counts w_c obeys sum_c w_c (num_c - out den_c) = 0 in every
+// head and dim, so the counts of a wrong row are a null vector, and no hypothesis is needed. Candidates are the pages of the
+// cache, this step's rows and the sink, and then the keys within the pages that do not fit as a whole.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "diagnose/census_units.h"
+#include "diagnose/time_limit.h"
+
+namespace quire::diagnose_detail {
+
+struct RowCensus {
+  std::int64_t token = 0, request = 0;
+  std::size_t heads = 0, equations = 0;
+  std::size_t candidates = 0;     ///< units that weigh enough for the equations to tell how often they were read
+  bool capped = false;            ///< the cache holds more pages than were asked
+  double worst = 0;               ///< largest error that the counts leave, in tolerances
+  std::vector<CensusUnit> units;  ///< read, or to be read
+  std::vector<int> counts;        ///< [unit] how often it was read
+
+  /// Units that were read more often, or less often, than the right computation reads them.
+  bool differs() const;
+};
+
+/// The censuses that are exact (every element within its tolerance), have one solution, and differ from the right computation:
+/// at most one per request, of a few requests.
+std::vector<RowCensus> take_census(const Facts& facts, const Observed& observed, const Localisation& where,
+                                   const TimeLimit& limit);
+
+}  // namespace quire::diagnose_detail
