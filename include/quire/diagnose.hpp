@@ -258,7 +258,7 @@ struct Diagnosis {
   std::vector<Suspicion> suspicions;
   std::vector<DiagnosisPart> parts;        ///< one, or one for each of `patterns`; none if nothing is wrong
   std::vector<CellPattern> patterns;       ///< rules that select the wrong cells, one for each separate set
-  std::vector<std::string> observations;   ///< at most eight facts that need no hypothesis: measurements, and who was read
+  std::vector<std::string> observations;   ///< at most ten facts that need no hypothesis: measurements, who was read
   std::vector<LawFinding> laws;            ///< laws that are broken somewhere
   std::vector<WrongRequest> wrong;         ///< requests with wrong elements among the compared rows
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong

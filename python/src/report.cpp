@@ -150,7 +150,7 @@ void bind_diagnosis(nb::module_& m) {
       .def_ro("suspicions", &Diagnosis::suspicions,
               "Best first; the first is the cause if one was found. Wrong cells in separate scopes have a cause each.")
       .def_prop_ro("patterns", &pattern_texts, "Which cells are wrong, as rules: one sentence per separate set.")
-      .def_ro("observations", &Diagnosis::observations, "At most eight facts that need no hypothesis.")
+      .def_ro("observations", &Diagnosis::observations, "At most ten facts that need no hypothesis.")
       .def_ro("wrong_tokens", &Diagnosis::wrong_tokens)
       .def_ro("complete", &Diagnosis::complete, "Every element was compared with the reference.")
       .def_prop_ro(

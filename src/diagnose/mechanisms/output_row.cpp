@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <random>
 
+#include "diagnose/cell_directory.h"
 #include "diagnose/mechanisms/mechanism.h"
-#include "numerics/tolerance.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -15,69 +14,6 @@ namespace {
 
 constexpr double kNearlyAll = 0.95;        // share of the wrong cells that must hold another cell's answer
 constexpr std::size_t kCellsTried = 2000;  // wrong cells from which a rule is derived; the rule is tested on all
-
-/// Expected cells by their projection on one random direction.
-class Directory {
- public:
-  explicit Directory(const Scene& scene) : scene_(scene) {
-    std::mt19937_64 random(1);
-    std::normal_distribution<double> normal;
-    for (std::int64_t d = 0; d < scene.facts.v_head_dim; ++d) direction_.push_back(normal(random));
-    for (const Compared& cell : scene.where.rows) {
-      double sum = 0;
-      for (std::size_t d = 0; d < direction_.size(); ++d) sum += direction_[d] * expected(cell, d);
-      if (std::isfinite(sum)) entries_.push_back({sum, &cell});
-    }
-    std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.projection < b.projection; });
-  }
-
-  /// The cell whose expected output this one holds; nullptr if none. Cells of the same row come first, then of the same head.
-  const Compared* holder(const Compared& cell) const {
-    const numerics::OutputType type = numerics::output_type(scene_.where.reference, scene_.observed.output.dtype);
-    double sum = 0, slack = 0;
-    for (std::size_t d = 0; d < direction_.size(); ++d) {
-      const double seen = observed(cell, d);
-      sum += direction_[d] * seen;
-      slack += std::fabs(direction_[d]) * (2 * type.roundoff * std::fabs(seen) + type.smallest + 1e-6);
-    }
-    if (!std::isfinite(sum)) return nullptr;
-    const Compared* best = nullptr;
-    auto at = std::lower_bound(entries_.begin(), entries_.end(), sum - slack,
-                               [](const Entry& e, double value) { return e.projection < value; });
-    for (; at != entries_.end() && at->projection <= sum + slack; ++at)
-      if (at->cell != &cell && same(cell, *at->cell) && (best == nullptr || nearness(cell, *at->cell) < nearness(cell, *best)))
-        best = at->cell;
-    return best;
-  }
-
- private:
-  struct Entry {
-    double projection;
-    const Compared* cell;
-  };
-  double expected(const Compared& cell, std::size_t d) const {
-    return scene_.where.reference.out[Facts::at(cell.reference_row * scene_.facts.v_head_dim) + d];
-  }
-  double observed(const Compared& cell, std::size_t d) const {
-    return scene_.observed.at(cell.token, cell.head, static_cast<std::int64_t>(d));
-  }
-  bool same(const Compared& cell, const Compared& other) const {
-    const numerics::OutputType type = numerics::output_type(scene_.where.reference, scene_.observed.output.dtype);
-    for (std::size_t d = 0; d < direction_.size(); ++d) {
-      const std::int64_t element = other.reference_row * scene_.facts.v_head_dim + static_cast<std::int64_t>(d);
-      const double tolerance = numerics::output_tolerance(scene_.where.reference, other.reference_row, element, type);
-      if (!(std::fabs(observed(cell, d) - expected(other, d)) <= tolerance)) return false;
-    }
-    return true;
-  }
-  static std::int64_t nearness(const Compared& a, const Compared& b) {
-    return (a.token == b.token ? 0 : 1000000 + std::abs(a.token - b.token)) + std::abs(a.head - b.head);
-  }
-
-  const Scene& scene_;
-  std::vector<double> direction_;
-  std::vector<Entry> entries_;
-};
 
 using RowHeadMap = std::map<std::pair<std::int64_t, std::int64_t>, RowHead>;
 
@@ -108,7 +44,7 @@ std::string rule_of(const RowHeadMap& map) {
 }  // namespace
 
 void propose_output_row(const Scene& scene, Proposals& list) {
-  const Directory directory(scene);
+  const CellDirectory directory(scene.facts, scene.observed, scene.where);
   RowHeadMap map;
   std::size_t tried = 0;
   const std::size_t step = scene.wrong.size() / kCellsTried + 1;
