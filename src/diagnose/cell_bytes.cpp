@@ -24,19 +24,21 @@ bool in_every_dim(const Facts& f, const Compared& cell, Holds&& holds) {
 }
 
 /// The lse of every cell in the order of `axes`, a permutation of row, KV head and head in the group, read as if it were in the
-/// order of the call.
-bool lse_in_order(const Facts& f, const Observed& observed, const Localisation& where, const std::array<int, 3>& axes) {
+/// order of the call, or with heads first.
+bool lse_in_order(const Facts& f, const Observed& observed, const Localisation& where, const std::array<int, 3>& axes,
+                  bool heads_first) {
   const std::array<std::int64_t, 3> sizes{f.num_tokens, f.num_kv_heads, f.group};
   std::size_t moved = 0;
   for (const Compared& cell : where.rows) {
     const std::array<std::int64_t, 3> at{cell.token, cell.head / f.group, cell.head % f.group};
     std::int64_t flat = 0;
     for (const int axis : axes) flat = flat * sizes[Facts::at(axis)] + at[Facts::at(axis)];
-    const double seen = observed.lse_at(flat / f.num_q_heads, flat % f.num_q_heads),
-                 expected = where.reference.lse[Facts::at(cell.reference_row)];
+    const std::int64_t token = heads_first ? flat % f.num_tokens : flat / f.num_q_heads;
+    const std::int64_t head = heads_first ? flat / f.num_tokens : flat % f.num_q_heads;
+    const double seen = observed.lse_at(token, head), expected = where.reference.lse[Facts::at(cell.reference_row)];
     if (!(seen == expected || std::fabs(seen - expected) <= numerics::lse_tolerance(where.reference, cell.reference_row)))
       return false;
-    moved += flat != cell.token * f.num_q_heads + cell.head ? 1 : 0;
+    moved += token != cell.token || head != cell.head ? 1 : 0;
   }
   return moved > 0;
 }
@@ -45,11 +47,14 @@ std::string lse_order(const Facts& f, const Observed& observed, const Localisati
   const char* const names[] = {"row", "KV head", "head in the group"};
   const bool wrong = std::ranges::any_of(where.rows, &Compared::wrong_lse);
   if (!observed.lse.present() || !wrong || !where.complete || observed.lse.shape[0] != f.num_tokens) return {};
-  std::array<int, 3> axes{0, 1, 2};
-  while (std::next_permutation(axes.begin(), axes.end()))
-    if (lse_in_order(f, observed, where, axes))
-      return formatted("lse holds every right value in the order [{}, {}, {}], expected [{}, {}, {}]", names[axes[0]],
-                       names[axes[1]], names[axes[2]], names[0], names[1], names[2]);
+  for (const bool heads_first : {false, true}) {
+    std::array<int, 3> axes{0, 1, 2};
+    do {
+      if (lse_in_order(f, observed, where, axes, heads_first))
+        return formatted("lse holds every right value, written as [{}, {}, {}] and read as {}", names[axes[0]], names[axes[1]],
+                         names[axes[2]], heads_first ? "[head, row]" : "[row, head]");
+    } while (std::next_permutation(axes.begin(), axes.end()));
+  }
   return {};
 }
 

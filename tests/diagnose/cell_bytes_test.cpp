@@ -43,18 +43,20 @@ TEST(CellBytes, NothingIsSaidOfOtherNumbersAndRightOutputs) {
 }
 
 TEST(CellBytes, AnLseInAnotherOrder) {
-  for (const bool by_group : {false, true}) {
+  for (const int kind : {0, 1, 2}) {
     Case c = right(kLine);
     float* lse = static_cast<float*>(c.observed_lse.data);
     const std::vector<float> was(lse, lse + 40);
     for (std::size_t token = 0; token < 5; ++token)
-      for (std::size_t head = 0; head < 8; ++head)
-        lse[by_group ? head / 4 * 20 + token * 4 + head % 4 : head * 5 + token] = was[token * 8 + head];
+      for (std::size_t head = 0; head < 8; ++head) {
+        const std::size_t flat = kind == 0 ? head * 5 + token : head / 4 * 20 + token * 4 + head % 4;
+        lse[kind == 2 ? flat % 5 * 8 + flat / 5 : flat] = was[token * 8 + head];
+      }
     const std::vector<std::string> lines = lines_of(c);
     ASSERT_EQ(lines.size(), 1u);
-    EXPECT_EQ(lines[0], std::string("lse holds every right value in the order ") +
-                            (by_group ? "[KV head, row, head in the group]" : "[KV head, head in the group, row]") +
-                            ", expected [row, KV head, head in the group]");
+    EXPECT_EQ(lines[0], std::string("lse holds every right value, written as ") +
+                            (kind == 0 ? "[KV head, head in the group, row]" : "[KV head, row, head in the group]") +
+                            " and read as " + (kind == 2 ? "[head, row]" : "[row, head]"));
   }
 }
 
