@@ -109,6 +109,14 @@ def test_one_rank_with_stale_lengths_is_named(tmp_path):
     assert {who for who, _, _ in found.causes} == {"part of rank 2"}
 
 
+def test_a_cause_holds_for_every_wrong_row(tmp_path):
+    """Many rows look like stale lengths; the last row of rank 1's part holds other numbers, which no fault of ranks makes."""
+    ranks, (outs, lses), _ = mutant("stale_rank_lengths")
+    outs[1][-1] += 0.2
+    found = diagnose(write(tmp_path, ranks, (outs, lses), normalised(outs, lses)), full=True)
+    assert found.verdict == "unknown cause", found.text
+
+
 def test_a_fault_of_a_ranks_own_attention_goes_to_diagnose(tmp_path):
     """Rank 1 scales its scores twice: no fault of ranks, but one of the catalogue of kernels."""
     ranks = Ranks(make_job(**LENGTHS, dtype="f32"), 2, 4)

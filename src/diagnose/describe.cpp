@@ -57,7 +57,9 @@ Suspicion suspicion(const Hypothesis& h, const Part& part, bool refuted) {
   s.explained = std::max(0.0, h.scoped ? h.share + kScopePenalty : h.share);
   s.largest_move = h.fit.largest_move;
   s.largest_left = h.fit.largest_left;
-  s.certain = h.certain;
+  s.certain = h.certain && !h.tied;
+  s.likely = h.likely;
+  s.tied = h.tied;
   s.combined = h.combined;
   if (!refuted) return s;
   s.standing = standing_of(h);
@@ -131,11 +133,10 @@ bool nothing_finite(const Localisation& where) {
 void add_suspects(const Part& part, Diagnosis& d) {
   const std::size_t first = d.suspicions.size();
   const double best = part.ranking.empty() ? 0 : part.ranking.front().share;
-  const bool sure = !part.ranking.empty() && part.ranking.front().certain;
   std::vector<Suspicion> refuted;
   for (const Hypothesis& h : part.ranking) {
     const bool whole = h.fit.wrong > 0 && h.fit.whole == h.fit.wrong;
-    const bool fits = whole && (sure || best >= kLikely) && h.why_not.empty() && h.share > best - kFits;
+    const bool fits = h.tied || (whole && h.likely && h.why_not.empty() && h.share > best - kFits);
     const bool is_first = &h == &part.ranking.front();
     (fits || is_first ? d.suspicions : refuted).push_back(suspicion(h, part, !fits));
   }
@@ -159,7 +160,7 @@ void describe(const Found& found, Diagnosis& d) {
   const Localisation& where = found.where;
   d.patterns = found.patterns;
   d.laws = where.laws.findings;
-  d.wrong = wrong_requests(found.facts, where);
+  d.wrong = wrong_requests(found.names, where);
   d.wrong_tokens = where.wrong_tokens();
   d.nothing_finite = nothing_finite(where);
   d.wrong_padding = found.padding;
@@ -170,7 +171,7 @@ void describe(const Found& found, Diagnosis& d) {
   d.worst_right = worst_right(where);
   d.least_factor = least_factor(where.reference);
   d.least_factor_in_f32 = where.least_factor_in_f32;
-  if (d.verdict != DiagnosisVerdict::right) d.observations = observations(found.facts, found.observed, where);
+  if (d.verdict != DiagnosisVerdict::right) d.observations = observations(found.names, found.observed, where);
   if (d.verdict != DiagnosisVerdict::right)
     for (std::string& text : cell_bytes(found.facts, found.observed, where)) d.observations.push_back(std::move(text));
   constexpr std::size_t kRowsInWords = 2;  // of the census

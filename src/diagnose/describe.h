@@ -25,6 +25,7 @@ struct Part {
 struct Found {
   const Case& c;
   const Facts& facts;
+  const Facts& names;  ///< the batch of the caller: patterns and wrong rows are in its requests and positions
   const Observed& observed;
   const Localisation& where;
   const TimeLimit& limit;
@@ -33,6 +34,9 @@ struct Found {
   std::string padding;      ///< finding about padding rows, or empty
   std::vector<RowCensus> census;
 };
+
+/// diagnose() of a case; a rank's own batch may have other requests than the call that it serves, whose facts are `names`.
+Result<Diagnosis> diagnosed(const Case& c, const DiagnoseOptions& options, const Facts* names = nullptr);
 
 /// Fills what follows from `found`; verdict, problem and profile are set.
 void describe(const Found& found, Diagnosis& diagnosis);

@@ -37,7 +37,8 @@ Diagnosis broken_batch(const Findings& findings) {
 
 /// Ranks hypotheses about the wrong cells of one pattern, or (`everything`) about all wrong cells.
 Part part_of(const Found& found, const Pattern& pattern, bool everything, const std::vector<Pattern>& patterns = {}) {
-  const Evidence evidence(found.facts, found.observed, found.where, everything ? nullptr : &pattern, patterns);
+  const Pattern* scope = everything ? nullptr : &pattern;
+  const Evidence evidence(found.facts, found.observed, found.where, scope, patterns, &found.names);
   Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything, {}};
   Scene scene = make_scene(found.facts, found.observed, found.where, evidence);
   scene.census = found.census;
@@ -48,7 +49,9 @@ Part part_of(const Found& found, const Pattern& pattern, bool everything, const 
 }
 
 bool is_certain(const Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
-bool is_likely(const Part& part) { return !part.ranking.empty() && part.ranking.front().share >= kLikely; }
+bool is_likely(const Part& part) { return !part.ranking.empty() && part.ranking.front().likely; }
+/// Certain, and no other remedy would be as right.
+bool is_known(const Part& part) { return is_certain(part) && !part.ranking.front().tied; }
 
 /// Is some hypothesis certain in every part?
 bool share_a_cause(const std::vector<Part>& parts) {
@@ -72,7 +75,7 @@ void unite(Found& found) {
       return std::find(p.conditions.begin(), p.conditions.end(), c) == p.conditions.end();
     });
   });
-  const Pattern scope = counted_pattern(found.facts, found.where, common);
+  const Pattern scope = counted_pattern(found.names, found.where, common);
   Part united = part_of(found, scope, /*everything=*/false);
   if (!is_certain(united)) return;
   found.parts.clear();
@@ -111,12 +114,12 @@ std::string wrong_padding(const Case& c) {
 }
 
 DiagnosisVerdict verdict_of(const std::vector<Part>& parts) {
-  if (std::all_of(parts.begin(), parts.end(), is_certain)) return DiagnosisVerdict::cause_found;
+  if (std::all_of(parts.begin(), parts.end(), is_known)) return DiagnosisVerdict::cause_found;
   return std::any_of(parts.begin(), parts.end(), is_likely) ? DiagnosisVerdict::mechanism_likely
                                                             : DiagnosisVerdict::unknown_cause;
 }
 
-Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
+Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options, const Facts* names) {
   const TimeLimit limit(options.full ? -1 : options.seconds);
   Facts facts(c.batch, c.cache, c.options);
   const Observed observed{c.observed, c.observed_lse};
@@ -128,11 +131,11 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
   const TimeLimit rest = limit.rest();
-  Found found{c, facts, observed, where.value(), rest, {}, {}, wrong_padding(c), {}};
+  Found found{c, facts, names != nullptr ? *names : facts, observed, where.value(), rest, {}, {}, wrong_padding(c), {}};
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
-    found.patterns = find_patterns(facts, where.value());
+    found.patterns = find_patterns(found.names, where.value());
     if (options.progress) options.progress("census");
     found.census = take_census(facts, observed, where.value(), rest);
     if (options.progress) options.progress("hypotheses");
@@ -144,16 +147,21 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options) {
 }
 
 }  // namespace
+
+Result<Diagnosis> diagnosed(const Case& c, const DiagnoseOptions& options, const Facts* names) {
+  const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+  if (!findings.ok() && findings.items.empty()) return findings.status();
+  if (!findings.ok()) return broken_batch(findings);
+  if (Status s = check_observed(c); !s.ok()) return s;
+  return search(c, options, names);
+}
+
 }  // namespace diagnose_detail
 
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options) try {
   if (const std::string error = duration_error(options.seconds); !error.empty())
     return Status(Code::invalid_argument, "diagnose: seconds: " + error);
-  const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
-  if (!findings.ok() && findings.items.empty()) return findings.status();
-  if (!findings.ok()) return diagnose_detail::broken_batch(findings);
-  if (Status s = diagnose_detail::check_observed(c); !s.ok()) return s;
-  return diagnose_detail::search(c, options);
+  return diagnose_detail::diagnosed(c, options);
 } catch (...) {
   return batch::caught("diagnose");
 }

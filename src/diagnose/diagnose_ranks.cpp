@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "batch/caught.h"
+#include "diagnose/describe.h"
 #include "diagnose/rank_captures.h"
 #include "diagnose/rank_parts.h"
 #include "quire/contract.hpp"
@@ -20,8 +21,9 @@ namespace {
 
 /// Visible pairs x heads x dims that may be computed for each second of options.reference_seconds.
 constexpr double kWorkPerSecond = 100e6;
-/// Rows on which faults of keys are tried: each costs attention over all keys.
-constexpr std::size_t kRowsOfKeyFaults = 24;
+/// Right cells on which faults of keys are tried, beside as many wrong ones or one of each wrong row: each costs attention over
+/// all keys.
+constexpr std::size_t kCellsOfKeyFaults = 24;
 
 /// Input of the search.
 struct RankScene {
@@ -89,15 +91,27 @@ void judge_part(const Numbers& expected, const Numbers& recorded, const std::vec
   part.worst_ratio = found.worst_ratio;
 }
 
-/// Cells on which a fault of keys is tried: wrong ones first.
-std::vector<std::size_t> cells_to_try(const std::vector<bool>& wrong) {
-  std::vector<std::size_t> cells(wrong.size());
-  std::iota(cells.begin(), cells.end(), std::size_t{0});
-  std::stable_partition(cells.begin(), cells.end(), [&](std::size_t c) { return wrong[c]; });
-  // Half of them may be right ones, which a cause must leave alone.
-  const auto bad = static_cast<std::size_t>(std::count(wrong.begin(), wrong.end(), true));
-  std::vector<std::size_t> chosen(cells.begin(), cells.begin() + static_cast<std::ptrdiff_t>(std::min(bad, kRowsOfKeyFaults)));
-  for (std::size_t i = bad; i < cells.size() && i < bad + kRowsOfKeyFaults; ++i) chosen.push_back(cells[i]);
+/// Cells of one kind, of each row in turn: one of every row, and more as long as there are few.
+std::vector<std::size_t> cells_of_rows(const std::vector<bool>& wrong, bool kind, std::size_t heads) {
+  std::vector<std::size_t> chosen;
+  for (std::size_t turn = 0; turn < heads; ++turn) {
+    if (turn > 0 && chosen.size() >= kCellsOfKeyFaults) break;
+    for (std::size_t row = 0; row * heads < wrong.size(); ++row) {
+      std::size_t nth = 0;
+      for (std::size_t cell = row * heads; cell < (row + 1) * heads; ++cell)
+        if (wrong[cell] == kind && nth++ == turn) chosen.push_back(cell);
+    }
+  }
+  return chosen;
+}
+
+/// Cells on which a fault of keys is tried: some of every wrong row first, which a cause must explain; then right ones, which it
+/// must leave alone.
+std::vector<std::size_t> cells_to_try(const std::vector<bool>& wrong, std::int64_t heads) {
+  std::vector<std::size_t> chosen = cells_of_rows(wrong, true, static_cast<std::size_t>(heads));
+  std::vector<std::size_t> right = cells_of_rows(wrong, false, static_cast<std::size_t>(heads));
+  right.resize(std::min(right.size(), kCellsOfKeyFaults));
+  chosen.insert(chosen.end(), right.begin(), right.end());
   return chosen;
 }
 
@@ -144,7 +158,7 @@ void explain_part(const RankScene& scene, const Facts& facts, std::size_t rank, 
       faults_detail::RankModel model(facts, scene.deal);
       suspect.plant(model);
       Judged found;
-      for (const std::size_t cell : cells_to_try(wrong)) {
+      for (const std::size_t cell : cells_to_try(wrong, recorded.heads)) {
         const std::int64_t row = static_cast<std::int64_t>(cell) / recorded.heads;
         const RowHead at{scene.tokens[static_cast<std::size_t>(row)], static_cast<std::int64_t>(cell) % recorded.heads};
         const RowResult result = part_of_rank(model, static_cast<std::int64_t>(rank), at);
@@ -161,7 +175,7 @@ void explain_part(const RankScene& scene, const Facts& facts, std::size_t rank, 
   }
   settle(part.suspicions);
   if (!part.suspicions.empty() && part.suspicions.front().explains) return;
-  if (Result<Diagnosis> own = diagnose(scene.own[rank], options); own.ok()) part.own = std::move(own).value();
+  if (Result<Diagnosis> own = diagnosed(scene.own[rank], options, &facts); own.ok()) part.own = std::move(own).value();
 }
 
 /// The model's prediction of one cell: a merge of the parts, or attention by the model's own ranks.
@@ -220,7 +234,7 @@ void explain_result(const RankScene& scene, const Facts& facts, std::size_t rank
     for (const faults_detail::RankSuspect& suspect : fault.suspects(facts, scene.deal)) {
       faults_detail::RankModel model(facts, scene.deal);
       suspect.plant(model);
-      const std::vector<std::size_t> cells = fault.of_merge ? std::vector<std::size_t>{} : cells_to_try(wrong);
+      const std::vector<std::size_t> cells = fault.of_merge ? std::vector<std::size_t>{} : cells_to_try(wrong, observed.heads);
       result.suspicions.push_back(
           suspicion_of(fault, suspect, compare_result(scene, model, fault.of_merge, rank, observed, nullptr, cells)));
     }

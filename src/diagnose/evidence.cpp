@@ -16,12 +16,9 @@ namespace {
 constexpr std::size_t kScreened = 3, kRanked = 16, kVerified = 64;  // exhibits of each kind
 constexpr std::size_t kSamples = 4;                                 // wrong exhibits for faults that search for parameters
 constexpr std::int64_t kKeysVerified = 100'000;  // visible keys of all exhibits of a kind: bounds the time of one verification
-// A row that a hypothesis says is never written may hold anything. If it breaks a law it holds no attention output, which is what
-// the hypothesis says; if not, stale results of another call would look the same, but so would many other faults.
-constexpr double kExplainsLawfulRow = 0.6;
-constexpr double kNearlyAllDims = 0.9;  // share of wrong dims from which a row that breaks a law is unlawful
-constexpr double kNothing = 0.01;       // share of the error below which a hypothesis explains nothing
-constexpr double kWithoutLse = 0.95;    // credit for an output that is explained beside an lse that is not
+constexpr double kNearlyAllDims = 0.9;           // share of wrong dims from which a row that breaks a law is unlawful
+constexpr double kNothing = 0.01;                // share of the error below which a hypothesis explains nothing
+constexpr double kWithoutLse = 0.95;             // credit for an output that is explained beside an lse that is not
 
 /// Rows of each request in random order, in turn.
 std::vector<const Compared*> in_turn(const Facts& f, const std::vector<const Compared*>& rows, std::size_t count) {
@@ -97,11 +94,13 @@ struct Evidence::Tally {
   double explained_by_own_lse = 0, explained_by_true_lse = 0, explained_without_lse = 0;
   std::int64_t whole_by_own_lse = 0, whole_by_true_lse = 0;
   double errors = 0, residuals = 0;
+  double claimed = 0;           ///< share of rows that are said to be never written, without proof
+  bool finite_numbers = false;  ///< some row holds finite numbers, and not 0 alone
 };
 
 Evidence::Evidence(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope,
-                   const std::vector<Pattern>& patterns)
-    : facts_(facts), observed_(observed), where_(where), scope_(scope) {
+                   const std::vector<Pattern>& patterns, const Facts* names)
+    : facts_(facts), names_(names != nullptr ? *names : facts), observed_(observed), where_(where), scope_(scope) {
   choose(patterns);
   measure();
   if (scope_ == nullptr) return;
@@ -140,6 +139,7 @@ Exhibit Evidence::exhibit(const Compared& row) const {
   e.reference_row = row.reference_row;
   e.num_keys = where_.reference.num_keys[Facts::at(row.reference_row)];
   e.wrong = row.wrong;
+  e.in_wrong_row = wrong_tokens_.contains(row.token);
   const bool nearly_all = static_cast<double>(row.wrong_dims) >= kNearlyAllDims * static_cast<double>(facts_.v_head_dim);
   e.unlawful = nearly_all && where_.laws.breaks_any(row.token * facts_.num_q_heads + row.head);
   e.before = before(row);
@@ -157,13 +157,15 @@ RowResult Evidence::truth(const Exhibit& e) const {
 void Evidence::choose(const std::vector<Pattern>& patterns) {
   const auto of_a_smaller_one = [&](const Compared& row) {
     return scope_ != nullptr && std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& p) {
-             return p.cells < scope_->cells && contains(facts_, p, row.token, row.head);
+             return p.cells < scope_->cells && contains(names_, p, row.token, row.head);
            });
   };
+  for (const Compared& row : where_.rows)
+    if (row.wrong) wrong_tokens_.insert(row.token);
   std::vector<const Compared*> inside, outside;
   std::int64_t right = 0, kept = 0;
   for (const Compared& row : where_.rows) {
-    const bool in_scope = scope_ == nullptr || contains(facts_, *scope_, row.token, row.head);
+    const bool in_scope = scope_ == nullptr || contains(names_, *scope_, row.token, row.head);
     if (in_scope && of_a_smaller_one(row)) continue;
     if (row.wrong) {
       if (in_scope) wrong_cells_.push_back(&row);
@@ -248,12 +250,15 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
   for (std::size_t d = 0; d < e.observed.size(); ++d)
     all_nan = all_nan && (std::isnan(e.observed[d]) || (some_dims && !dims_[d]));
   const bool unlawful = e.unlawful || all_nan;
-  double share = unlawful ? 1 : kExplainsLawfulRow;
+  double share = 1;
   const bool one_value = all_nan || where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, Law::one_value);
   if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
   const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && unlawful && one_value);
   tally.fit.unwritten = true;
   tally.fit.unproven = tally.fit.unproven || !proven;
+  const bool by_nan = all_nan && e.before != Exhibit::Before::same;
+  tally.fit.by_nan = tally.fit.by_nan || by_nan;
+  tally.claimed += !unlawful || by_nan ? share : 0;
   tally.explained_by_own_lse += share;
   tally.explained_by_true_lse += share;
   tally.explained_without_lse += share;
@@ -268,6 +273,7 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
 void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& tally) const {
   ++tally.fit.wrong;
   tally.fit.zeros += e.zeros ? 1 : 0;
+  tally.finite_numbers = tally.finite_numbers || (!e.zeros && std::isfinite(e.observed[0]));
   if (!p.written) return fit_unwritten(e, some_dims, tally);
   const RowResult expected = truth(e);
   const numerics::OutputType type = numerics::output_type(where_.reference, observed_.output.dtype);
@@ -303,19 +309,19 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
   tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
 }
 
-double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, const Model& model, bool own_lse, bool some_dims,
-                        std::int64_t& broken) const {
+double Evidence::damage(const std::vector<Exhibit>& right, std::size_t count, const Model& model, bool own_lse, Fit& fit) const {
   count = std::min(count, right.size());
   std::vector<RowHead> at;
   for (std::size_t i = 0; i < count; ++i) at.push_back(right[i].at);
   std::vector<RowResult> effects = evaluate(model, at);
   double sum = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (some_dims) keep_other_dims(right[i], effects[i]);
+    if (fit.some_dims) keep_other_dims(right[i], effects[i]);
     double error = effects[i].written ? output_distance(right[i], effects[i]) : typical_;
     if (own_lse && effects[i].written) error += lse_distance(right[i], effects[i].lse);
     sum += std::min(1.0, error / typical_);
-    broken += error > 0 ? 1 : 0;
+    fit.broken += error > 0 ? 1 : 0;
+    fit.broken_beside += error > 0 && right[i].in_wrong_row ? 1 : 0;
   }
   return sum;
 }
@@ -342,6 +348,11 @@ Fit Evidence::fit_dims(const Model& model, Stage stage, bool some_dims) const {
         std::max({tally.explained_by_own_lse, tally.explained_by_true_lse, tally.explained_without_lse}) < kNothing)
       break;
   }
+  // A lawful row that a hypothesis says is never written may hold anything, and so may one of NaN: they speak for the hypothesis
+  // only beside a row that it explains number by number, or where there are no numbers.
+  if (stage != Stage::screening && tally.fit.finite == 0 && tally.finite_numbers)
+    for (double* sum : {&tally.explained_by_own_lse, &tally.explained_by_true_lse, &tally.explained_without_lse})
+      *sum -= tally.claimed;
   Fit fit = tally.fit;
   fit.some_dims = some_dims;
   const auto looked_at = static_cast<double>(std::max<std::int64_t>(1, fit.wrong));
@@ -351,9 +362,9 @@ Fit Evidence::fit_dims(const Model& model, Stage stage, bool some_dims) const {
   fit.clarity = tally.errors / std::max(tally.residuals, 1e-12);
   if (fit.explained < kNothing) return fit;
   const bool own_lse = tally.explained_by_own_lse > tally.explained_by_true_lse;
-  const double inside = damage(inside_, count, model, own_lse, some_dims, fit.broken_inside);
-  const double outside = damage(outside_, count, model, own_lse, some_dims, fit.broken);
-  fit.broken += fit.broken_inside;
+  const double inside = damage(inside_, count, model, own_lse, fit);
+  fit.broken_inside = fit.broken;
+  const double outside = damage(outside_, count, model, own_lse, fit);
   const auto inside_count = static_cast<double>(std::min(count, inside_.size()));
   const auto outside_count = static_cast<double>(std::min(count, outside_.size()));
   fit.right_inside = static_cast<std::int64_t>(inside_count);

@@ -4,6 +4,7 @@
 // with and without it.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,9 @@ struct Exhibit {
   std::int64_t reference_row = 0;
   std::int64_t num_keys = 0;
   bool wrong = false;
-  bool zeros = false;     ///< holds 0 in every dim, like a row without a visible key or a cleared buffer
-  bool unlawful = false;  ///< breaks a law, in nearly all dims: it cannot be an attention output of this cache
+  bool zeros = false;         ///< holds 0 in every dim, like a row without a visible key or a cleared buffer
+  bool in_wrong_row = false;  ///< another head of its row is wrong
+  bool unlawful = false;      ///< breaks a law, in nearly all dims: it cannot be an attention output of this cache
   enum class Before { unknown, same, other } before = Before::unknown;  ///< comparison of its bytes with those before the call
   std::vector<double> observed;
   double observed_lse = 0;
@@ -39,6 +41,7 @@ struct Fit {
   std::int64_t whole = 0;    ///< wrong exhibits whose every dim (and lse) is within the tolerance of the prediction
   std::int64_t broken = 0, broken_inside = 0;  ///< right exhibits that it would make wrong
   std::int64_t right_inside = 0;               ///< right exhibits inside the scope
+  std::int64_t broken_beside = 0;              ///< right exhibits that it would make wrong in rows that have a wrong cell
   double clarity = 0;                          ///< sum of squared errors over sum of squared residuals, both in tolerances
   /// Exhibits among `whole` with finite wrong numbers, or whose bytes prove that they were not written. Zeros prove nothing.
   std::int64_t finite = 0;
@@ -46,6 +49,7 @@ struct Fit {
   bool some_dims = false;  ///< is explained better if it holds for the dims of the scope only
   bool unwritten = false;  ///< it says "never written" of some wrong row
   bool unproven = false;   ///< it says "never written" of a row that may hold anything
+  bool by_nan = false;     ///< it says "never written" of a row for no other reason than NaN
 };
 
 /// Rounds of the contest, each with more exhibits than the one before.
@@ -55,8 +59,9 @@ class Evidence {
  public:
   /// `scope` must outlive the evidence; with a null scope every wrong cell is an exhibit. Cells that another, smaller pattern
   /// also selects are no exhibits, because the cause of that pattern may explain them.
+  /// Conditions of patterns are about the requests of `names` (describe.h), if that is given.
   Evidence(const Facts& facts, const Observed& observed, const Localisation& where, const Pattern* scope = nullptr,
-           const std::vector<Pattern>& patterns = {});
+           const std::vector<Pattern>& patterns = {}, const Facts* names = nullptr);
 
   /// A few wrong exhibits for faults that search for their parameters.
   std::vector<Sample> samples() const;
@@ -84,8 +89,7 @@ class Evidence {
   void keep_other_dims(const Exhibit& e, RowResult& predicted) const;
   void fit_wrong(const Exhibit& e, RowResult predicted, bool some_dims, Tally& tally) const;
   void fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) const;
-  double damage(const std::vector<Exhibit>& right, std::size_t count, const Model& model, bool own_lse, bool some_dims,
-                std::int64_t& broken) const;
+  double damage(const std::vector<Exhibit>& right, std::size_t count, const Model& model, bool own_lse, Fit& fit) const;
   double output_tolerance(const Exhibit& e, std::size_t dim, double predicted) const;
   double distance(const Exhibit& e, const RowResult& predicted) const;
   double output_distance(const Exhibit& e, const RowResult& predicted) const;
@@ -94,10 +98,12 @@ class Evidence {
   Exhibit exhibit(const Compared& row) const;
 
   const Facts& facts_;
+  const Facts& names_;
   const Observed& observed_;
   const Localisation& where_;
   const Pattern* scope_;
   std::vector<const Compared*> wrong_cells_;
+  std::set<std::int64_t> wrong_tokens_;
   std::vector<Exhibit> wrong_, inside_, outside_;
   std::vector<bool> dims_;               ///< dims of the scope; empty: all dims
   bool before_is_known_ = false;         ///< the capture's output is what the buffer held before the call

@@ -159,6 +159,34 @@ Result<Localisation> compare_enough(const Facts& f, const Observed& observed, co
   return compare_tokens(f, observed, std::move(all), profile);
 }
 
+/// Whether a row that holds one value in every dim, or leaves the hull of V, may be right all the same: its expected numbers do
+/// so too once they are stored. Of kernels that round weights, a sum may leave the hull.
+bool may_break(const Localisation& where, const Compared& row, const numerics::OutputType& type, bool one_value) {
+  if (!one_value) return !where.reference.profile.plain();
+  constexpr double kFlushed = 8;  // times the smallest number of the type: kernels may flush what is smaller to 0
+  const auto dims = Facts::at(where.reference.v_head_dim);
+  const auto expected = std::span(where.reference.out).subspan(Facts::at(row.reference_row) * dims, dims);
+  const auto [low, high] = std::minmax_element(expected.begin(), expected.end());
+  const double size = std::max(std::fabs(*low), std::fabs(*high));
+  return *high - *low <= 2 * type.roundoff * size + kFlushed * type.smallest;
+}
+
+/// A row that breaks a law is wrong, however wide its tolerance: no attention over these V gives such numbers.
+void apply_laws_to_right_rows(const Facts& f, const Observed& observed, const Laws& laws, Localisation& where) {
+  const numerics::OutputType type = numerics::output_type(where.reference, observed.output.dtype);
+  for (Compared& row : where.rows) {
+    const std::int64_t cell = row.token * f.num_q_heads + row.head;
+    const bool one_value = laws.breaks(cell, Law::one_value);
+    if (row.wrong || (!one_value && !laws.breaks(cell, Law::hull)) || may_break(where, row, type, one_value)) continue;
+    row.wrong = true;
+    row.wrong_dims = f.v_head_dim;
+    row.last_dim = f.v_head_dim - 1;
+    for (std::int64_t d = 0; d < f.v_head_dim; ++d)
+      where.wrong_dim_bits[Facts::at(row.reference_row) * words_per_row(f.v_head_dim) + Facts::at(d / kBitsPerWord)] |=
+          std::uint64_t{1} << (d % kBitsPerWord);
+  }
+}
+
 }  // namespace
 
 std::vector<std::int64_t> Localisation::wrong_tokens() const {
@@ -218,7 +246,9 @@ Result<Localisation> localise(const Facts& facts, const Observed& observed, cons
       where->least_factor_in_f32 = in_f32;
     }
   }
-  if (where.ok()) where->laws = std::move(laws);
+  if (!where.ok()) return where;
+  apply_laws_to_right_rows(facts, observed, laws, where.value());
+  where->laws = std::move(laws);
   return where;
 }
 

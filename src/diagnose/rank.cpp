@@ -68,6 +68,8 @@ struct RankedCandidate {
       return p->fault->rank != faults_detail::Rank::mechanism && !p->detail.empty();
     });
   }
+  /// Right exhibits that the candidate would break where it is said to hold.
+  std::int64_t broken() const { return scoped ? fit.broken_inside : fit.broken; }
   /// Place among equals. If only NaN was observed, "never written" claims no more than the observation: it precedes all causes.
   int place() const {
     const bool says_no_more = fit.unwritten && !fit.unproven && fit.finite + fit.zeros == 0 && parts.size() == 1;
@@ -123,10 +125,24 @@ class Contest {
     // NaN explains NaN, whatever made it; zeros are the answer of a row that sees no key, of a factor of 0, and of a cleared
     // buffer that nobody wrote to; and "never written" explains anything: some number has to be explained, or the batch has to
     // hold evidence.
-    const bool has_evidence = fit.unwritten && c.order() == static_cast<int>(faults_detail::Rank::mechanism);
+    const bool has_evidence = fit.unwritten && !c.scoped && c.order() == static_cast<int>(faults_detail::Rank::mechanism);
     if ((fit.finite == 0 || fit.unproven) && !has_evidence) return false;
-    if (!c.scoped) return fit.broken == 0;
-    return fit.broken_inside == 0 && (scope_->precision() >= kScopePrecision || fit.right_inside >= kRightSeen);
+    if (c.broken() > 0) return false;
+    return !c.scoped || scope_->precision() >= kScopePrecision || fit.right_inside >= kRightSeen;
+  }
+
+  /// Explains the wrong cells as well as a cause could, and breaks none of the rows that have one: a kernel of these rows alone
+  /// may have the fault.
+  static bool is_beside(const RankedCandidate& c) {
+    return c.fit.wrong > 0 && c.fit.whole == c.fit.wrong && c.fit.clarity >= kClearBest && c.fit.explained >= kExplainsAll &&
+           c.fit.finite > 0 && c.fit.broken_beside == 0 && !c.fit.unwritten && c.parts.size() == 1;
+  }
+
+  /// A claim that rows were never written, which neither bytes nor other rows prove, is likely only if it says no more than what
+  /// is seen: NaN everywhere, and one fault.
+  static bool is_likely(const RankedCandidate& c) {
+    const bool unproved = c.fit.unwritten && c.fit.finite == 0 && (c.fit.unproven || (c.fit.by_nan && c.parts.size() > 1));
+    return c.share >= kLikely && c.broken() == 0 && !unproved;
   }
 
  private:
@@ -165,7 +181,7 @@ class Contest {
       if (c.verified) best = std::max(best, c.share);
     if (best < 0 && !list.empty()) best = list.front().share;
     for (RankedCandidate& c : list)
-      if (!c.verified && c.share >= best - kNearBest && next.size() < kVerifiedAtOnce) next.push_back(&c);
+      if (!c.verified && (c.share >= best - kNearBest || is_beside(c)) && next.size() < kVerifiedAtOnce) next.push_back(&c);
     return next;
   }
 
@@ -175,8 +191,9 @@ class Contest {
     c.scoped = false;
     if (scope_ == nullptr || !scope_->rule) return;
     const double inside = credit * c.fit.explained - c.fit.damage_inside - kScopePenalty;
-    c.scoped = inside > c.share || c.fit.some_dims;
-    c.share = c.fit.some_dims ? inside : std::max(inside, c.share);
+    // What right cells refute everywhere holds in the scope, or nowhere.
+    c.scoped = inside > c.share || c.fit.some_dims || (c.fit.broken > 0 && c.fit.broken_inside == 0);
+    if (c.scoped) c.share = inside;
   }
 
   const Facts& facts_;
@@ -187,7 +204,7 @@ class Contest {
   std::size_t rows_ = 0;
 };
 
-Hypothesis hypothesis(const RankedCandidate& c, bool certain) {
+Hypothesis hypothesis(const RankedCandidate& c, bool certain, bool likely) {
   Hypothesis h;
   const auto join = [](std::string& text, const std::string& more, const char* between) {
     if (!more.empty()) text += (text.empty() ? "" : between) + more;
@@ -203,6 +220,9 @@ Hypothesis hypothesis(const RankedCandidate& c, bool certain) {
   h.share = c.share;
   h.scoped = c.scoped;
   h.certain = certain;
+  h.likely = certain || likely;
+  h.beside = certain || (c.verified && Contest::is_beside(c));
+  h.place = std::min(c.place(), static_cast<int>(faults_detail::Rank::symptom));
   h.combined = c.parts.size() > 1;
   return h;
 }
@@ -261,6 +281,24 @@ bool is_an_average(const OpenCell& cell) {
   return largest(cell.observed) <= kFar * largest(cell.values);
 }
 
+/// Mechanisms that say which keys a row folds in: the remedy is one, to compare the keys with the mask.
+bool is_of_keys(const std::string& mechanism) {
+  return mechanism == "mask" || mechanism == "key_range" || mechanism == "positions";
+}
+
+/// Marks the certain hypotheses that stand as high as the first one, if not all of them have one remedy.
+void tie(std::vector<Hypothesis>& ranking) {
+  if (ranking.empty() || !ranking.front().certain) return;
+  const Hypothesis& first = ranking.front();
+  const auto stands_beside = [&](const Hypothesis& h) { return h.beside && h.place <= first.place; };
+  const bool several = std::any_of(ranking.begin(), ranking.end(), [&](const Hypothesis& h) {
+    const bool unwritten = h.fit.unwritten && first.fit.unwritten;  // both say no more than that nobody wrote these rows
+    const bool same = h.mechanism == first.mechanism || h.next == first.next || unwritten;
+    return stands_beside(h) && !same && !(is_of_keys(h.mechanism) && is_of_keys(first.mechanism));
+  });
+  for (Hypothesis& h : ranking) h.tied = several && stands_beside(h);
+}
+
 }  // namespace
 
 Scene make_scene(const Facts& facts, const Observed& observed, const Localisation& where, const Evidence& evidence) {
@@ -304,21 +342,24 @@ Ranking rank(const Scene& scene, const Evidence& evidence, const Pattern* scope,
     contest.run(pairs);
     const double alone = candidates.empty() ? 0 : candidates.front().share;
     if (!pairs.empty() && pairs.front().share > alone + kCombinationMustAdd)
-      ranking.push_back(hypothesis(pairs.front(), contest.is_certain(pairs.front())));
+      ranking.push_back(hypothesis(pairs.front(), contest.is_certain(pairs.front()), Contest::is_likely(pairs.front())));
   }
   // List the best parameters only of each fault or mechanism.
   std::set<std::string> listed;
   for (const RankedCandidate& c : candidates)
     if (listed.insert(c.parts[0]->fault != nullptr ? c.parts[0]->fault->info.id : c.parts[0]->mechanism + c.parts[0]->text)
             .second)
-      ranking.push_back(hypothesis(c, contest.is_certain(c)));
-  std::stable_sort(ranking.begin(), ranking.end(),
-                   [](const Hypothesis& a, const Hypothesis& b) { return a.certain > b.certain; });
+      ranking.push_back(hypothesis(c, contest.is_certain(c), Contest::is_likely(c)));
+  // What right cells refute explains nothing, whatever its share.
+  std::stable_sort(ranking.begin(), ranking.end(), [](const Hypothesis& a, const Hypothesis& b) {
+    return std::pair(a.certain, a.likely) > std::pair(b.certain, b.likely);
+  });
+  tie(ranking);
   std::move(impossible.hypotheses.begin(), impossible.hypotheses.end(), std::back_inserter(ranking));
   std::set<std::string> not_tried = contest.not_tried();
   not_tried.insert(impossible.not_tried.begin(), impossible.not_tried.end());
   if (!not_tried.empty())
-    for (Hypothesis& h : ranking) h.certain = false;
+    for (Hypothesis& h : ranking) h.certain = h.tied = false;
   return {std::move(ranking), {not_tried.begin(), not_tried.end()}};
 }
 

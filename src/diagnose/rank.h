@@ -21,7 +21,11 @@ struct Hypothesis {
   double share = 0;      ///< explained share less damage, in the better of the two scopes
   bool scoped = false;   ///< holds inside the scope of the pattern only: elsewhere right cells refute it
   bool certain = false;  ///< see is_certain()
+  bool beside = false;   ///< certain, or would be if it held for rows with a wrong cell alone
+  bool tied = false;     ///< stands beside a certain one that has another remedy: the cause is one of them
+  bool likely = false;   ///< explains most, breaks no right cell, and claims nothing that cannot be proved
   bool combined = false;
+  int place = 0;  ///< place among equals: with evidence in the batch, a known mistake, anything else
 };
 
 struct Ranking {

@@ -112,6 +112,12 @@ class Rules {
     add_end(formatted("to {} keys at most", end), [end, last = own_](const Row& row) { return std::min(last(row), end); });
     add_end(formatted("to {} keys at least", end), [end, last = own_](const Row& row) { return std::max(last(row), end); });
     add_end("to the row's index in its request", [](const Row& row) { return row.token - row.first_token + 1; });
+    const std::int64_t g = f_.group, index = r.token - r.first_token, first = r.q_pos - index;
+    if (g > 1 && end == first + index / g + 1)
+      add_end(formatted("at the row's index in its request divided by {}, the query heads of a KV head", g), [g](const Row& row) {
+        const std::int64_t i = row.token - row.first_token;
+        return row.q_pos - i + i / g + 1;
+      });
     for (const std::int64_t t : tiles_) {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
       if (end == own / t * t) add_end("rounded down to " + name, [t, last = own_](const Row& row) { return last(row) / t * t; });

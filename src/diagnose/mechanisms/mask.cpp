@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "faults/visible.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
@@ -40,6 +41,22 @@ void propose_row_tiles(Proposals& list) {
   }
 }
 
+/// Rows of bits that are taken for one 32-bit word long, while they have more: a row reads the words of rows before it.
+void propose_rows_of_one_word(const Facts& f, Proposals& list) {
+  constexpr std::int64_t kWord = 32;
+  if (!f.batch.tree_mask.present() || 8 * f.batch.tree_mask.shape[1] <= kWord) return;
+  list.push_back({"mask", "takes the rows of tree_mask for one word long", formatted("{} bits", kWord),
+                  "take the row stride of tree_mask from the tensor", 0, [](Model& m) {
+                    faults_detail::Shapes shapes = faults_detail::shapes_of(*m.facts);
+                    shapes.bit = [f = m.facts](const Row& row, std::int64_t b) {
+                      const std::int64_t words = semantics::ceil_div(8 * f->batch.tree_mask.shape[1], kWord);
+                      const std::int64_t flat = kWord * (row.query_token - row.first_token) + b;
+                      return f->tree_bit(row.first_token + flat / (kWord * words), flat % (kWord * words));
+                    };
+                    m.keys = [f = m.facts, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
+                  }});
+}
+
 }  // namespace
 
 void propose_mask(const Scene& scene, Proposals& list) {
@@ -71,6 +88,7 @@ void propose_mask(const Scene& scene, Proposals& list) {
                     "a row that sees no key writes 0 and lse -infinity: test for it before the division", 0,
                     [end](Model& m) { plant_scores(m, end.end, /*before=*/true, kFarBelow); }});
   propose_row_tiles(list);
+  propose_rows_of_one_word(*f, list);
 }
 
 }  // namespace quire::diagnose_detail

@@ -15,7 +15,6 @@ constexpr std::size_t kListedRequests = 8;
 constexpr std::size_t kSuspects = 5;      // suspects that are listed if the cause is not known
 constexpr std::size_t kRefuted = 12;      // refuted suspects that are listed beside a cause
 constexpr std::ptrdiff_t kFew = 2;        // causes as good as the named one, up to which their number is not printed
-constexpr double kLeastLikely = 0.5;      // share of the error from which a suspect that is not certain is called likely
 constexpr double kPrintedAsAll = 0.9995;  // share of the error that is printed as 100 %
 constexpr std::string_view kRounding = "rounding";
 
@@ -57,9 +56,9 @@ constexpr const char* kNextAfterNaN =
 
 /// Adds the lines of an uncertain result: the likely mechanism, or how little the best one explains.
 void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
-  if (own.front().explained >= kLeastLikely) {
+  if (own.front().likely) {
     const Suspicion& best = own.front();
-    lines.add("cause", formatted("likely: a kernel that {}", named(best)));
+    lines.add("cause", formatted("{}: a kernel that {}", best.tied ? "one of these" : "likely", named(best)));
     lines.more(formatted("explains {} of the error{}{}", share_text(best.explained),
                          best.explained >= kPrintedAsAll ? "; other causes would look the same" : ", and not all of it",
                          best.scope.empty() ? "" : "; in " + best.scope + " only"));

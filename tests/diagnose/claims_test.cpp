@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// A report claims no more than what the cells say: what cannot be proved is not likely, what right cells refute is not likely, a
+// tie of remedies has no one cause, and a row that breaks a law is not right.
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "diagnose/written_by.h"
+
+namespace quire::test {
+namespace {
+
+using faults_detail::Key;
+using faults_detail::Model;
+using faults_detail::Row;
+using testing::HasSubstr;
+using testing::Not;
+
+/// Row t of these rows holds the mean of its own answer and that of the request's row before: lawful numbers that no fault makes.
+void mix_with_row_before(Case& c, const std::vector<std::int64_t>& rows) {
+  const Case was = c;
+  for (const std::int64_t t : rows)
+    for (std::int64_t h = 0; h < c.observed.shape[1]; ++h)
+      for (std::int64_t d = 0; d < c.observed.shape[2]; ++d)
+        f32_at(c.observed, t, h, d) = 0.5F * (f32_at(was.batch.output, t, h, d) + f32_at(was.batch.output, t - 1, h, d));
+}
+
+const char* const kInt64 = "q=f32 heads=8:2 d=32 page=8 index=i64 reqs=4@40,6@70,1@55,5@31,1@90 seed=3";
+
+/// An int64 tensor is no evidence that rows were never written.
+TEST(Claims, AnInt64TensorProvesNothingAboutUnknownRows) {
+  Case c = right(kInt64);
+  mix_with_row_before(c, {12, 13, 14, 15});
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+  EXPECT_THAT(to_string(d), Not(HasSubstr("suspect  never writes"))) << to_string(d);
+}
+
+/// The fault shows in three of four cells of long rows, and in none of the rows that a window of 24 does not bind.
+TEST(Claims, WhatRightCellsRefuteIsNotLikely) {
+  const char* const line = "q=f32 heads=8:2 d=32 page=8 window=24 reqs=23,23,23,23,12@60,12@80 seed=4";
+  const Case wrong = with_fault(line, "window_one_short");
+  Case c = right(line);
+  std::mt19937 random(5);
+  for (std::int64_t t = 0; t < c.observed.shape[0]; ++t)
+    for (std::int64_t h = 0; h < c.observed.shape[1]; ++h) {
+      if (random() % 4 == 0) continue;
+      for (std::int64_t d = 0; d < c.observed.shape[2]; ++d) f32_at(c.observed, t, h, d) = f32_at(wrong.observed, t, h, d);
+    }
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+}
+
+/// A key that is hidden and a key of zeros look the same in bf16 behind a long context; their remedies do not.
+TEST(Claims, ATieOfRemediesHasNoOneCause) {
+  const char* const line = "q=bf16 heads=8:2 d=64 page=16 reqs=1@900,1@800,1@1000,1@700,5@40 seed=5";
+  Case c = right(line);
+  const std::vector<std::int64_t> decode{0, 1, 2, 3};
+  ASSERT_TRUE(attend_with_fault(c.batch, c.cache, c.options, "causal_excludes_own_key", decode).ok());
+  observe_output(c);
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
+  EXPECT_EQ(place_of(d, "causal_excludes_own_key"), 1) << to_string(d);
+  EXPECT_EQ(place_of(d, "own_slot_zero"), 1) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("one of these: a kernel that"));
+}
+
+/// Rows taken for (row, head) pairs that were never packed see keys up to index / group. A split of <group> sees the same.
+TEST(Claims, OfAKeySetThatManyMechanismsHaveNoOneIsTheCause) {
+  const auto plant = [](Model& m) {
+    m.keys = [f = m.facts](const Row& row, std::vector<Key>& keys) {
+      const std::int64_t index = row.token - row.first_token;
+      faults_detail::append_keys(0, row.q_pos - index + index / f->group, keys);
+    };
+  };
+  const Diagnosis d = diagnosed(written_by("q=f32 heads=8:2 d=64 page=16 reqs=33,50,20,1@60 seed=6", NumericsProfile{}, plant));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("index in its request divided by 4")) << to_string(d);
+}
+
+/// Scores near -1e5 in f32 have a tolerance above the answers: zeros lie within it, and are no average of V.
+TEST(Claims, ARowThatBreaksALawIsNotRight) {
+  Case c = made("q=f32 heads=4:2 d=64 page=16 reqs=1@60,1@40 seed=7");
+  auto* query = static_cast<float*>(c.batch.query.data);
+  auto* key = static_cast<float*>(c.cache.k.data);
+  for (std::int64_t i = 0; i < c.cache.k.num_elements(); i += 64) key[i] = 1;
+  for (std::int64_t h = 0; h < 4; ++h) query[h * 64] = -8e5F;
+  const Result<Reference> r = reference(c.batch, c.cache, c.options);
+  ASSERT_TRUE(r.ok());
+  for (std::size_t i = 0; i < r->out.size(); ++i) static_cast<float*>(c.batch.output.data)[i] = static_cast<float>(r->out[i]);
+  observe_output(c);
+  EXPECT_EQ(diagnosed(c).verdict, DiagnosisVerdict::right);
+  for (std::int64_t h = 0; h < 4; ++h)
+    for (std::int64_t d = 0; d < 64; ++d) f32_at(c.observed, 0, h, d) = 0;
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("law      one value in every dim"));
+}
+
+}  // namespace
+}  // namespace quire::test
