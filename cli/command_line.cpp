@@ -31,7 +31,8 @@ constexpr const char* kEnvironment =
     "  QUIRE_CPU          scalar, avx2, avx512, avx512bf16 or amx: use no newer CPU instructions than these\n"
     "  QUIRE_NUM_THREADS  threads to use; default: all cores this process may use\n"
     "  QUIRE_HIP_LIBRARY  the HIP runtime to open; default: libamdhip64.so.7 or .6, if there is one\n"
-    "  NO_COLOR           if set, no colours\n";
+    "  NO_COLOR           if set, no colours\n"
+    "  COLUMNS            width of a diagnosis where stdout is no terminal; default: 80\n";
 
 constexpr const char* kInputHelp = "a problem line, in one or several words, or the path of a .safetensors capture";
 
@@ -179,6 +180,8 @@ void add_diagnose(CLI::App& app, DiagnoseArgs& args, CallFiles& files) {
   add_output(command, "--reduced", args.reduced, "where the reduced capture goes (default: FILE with .reduced before its suffix)",
              files);
   command->add_flag("--no-reduced", args.no_reduced, "write no reduced capture");
+  command->add_flag("--verbose", args.verbose,
+                    "print everything: wrong rows, laws, facts, other suspects and why it is not them");
   add_output(command, "--html", args.html, "write the report as one self-contained page", files);
 }
 

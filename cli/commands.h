@@ -83,6 +83,7 @@ struct DiagnoseArgs {
   std::string profile;  ///< empty: found by itself
   std::string reduced;  ///< empty = beside the input
   bool no_reduced = false;
+  bool verbose = false;
   std::string html;
 };
 Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal);

@@ -11,6 +11,7 @@
 #include "report/html/page.h"
 #include "report/json/json.h"
 #include "text/formatted.h"
+#include "text/wrap.h"
 
 namespace quire::cli {
 namespace {
@@ -41,6 +42,20 @@ std::string beside(const std::string& file) {
   return path.replace_extension(".reduced.safetensors").string();
 }
 
+/// The report in the width of the terminal, with what the command itself did.
+std::string text_of(const Diagnosis& d, const DiagnoseArgs& args, const std::string& reduced, double seconds,
+                    const Terminal& terminal) {
+  const auto fit = [&](const std::string& line) { return wrapped(line, static_cast<std::size_t>(terminal.columns), 9); };
+  const std::string report = printable(to_string(d, {.columns = terminal.columns, .verbose = args.verbose}));
+  const std::string html = args.html.empty() ? "" : formatted("html     {}\n", printable_line(args.html));
+  if (args.verbose)
+    return fit(formatted("file     {}\n", printable_line(title_of(args.input)))) + report +
+           fit(reduced + formatted("time     {:.2f} s\n", seconds) + html);
+  const bool wrong = d.verdict != DiagnosisVerdict::right && d.verdict != DiagnosisVerdict::broken_batch;
+  const char* more = wrong && html.empty() ? "more     --verbose prints all of it, --html FILE draws it\n" : "";
+  return report + fit(reduced + html + more);
+}
+
 /// The line about the reduced capture. Not being able to write it does not change the diagnosis.
 std::string write_reduced(const Case& c, const Diagnosis& d, const DiagnoseArgs& args, Json& json) {
   if (args.no_reduced || d.verdict == DiagnosisVerdict::right || d.verdict == DiagnosisVerdict::broken_batch) return {};
@@ -49,8 +64,9 @@ std::string write_reduced(const Case& c, const Diagnosis& d, const DiagnoseArgs&
   const Status status = reduced.ok() ? write_capture(path, reduced.value()) : reduced.status();
   if (!status.ok()) return formatted("reduced  not written: {}\n", printable_line(status.message()));
   json["reduced"] = path;
-  return formatted("reduced  {} ({} of {} rows, {} of {} pages)\n", printable_line(path), reduced->batch.query.shape[0],
-                   c.batch.query.shape[0], num_pages(reduced->cache), num_pages(c.cache));
+  const std::string size = formatted(" ({} of {} rows, {} of {} pages)", reduced->batch.query.shape[0], c.batch.query.shape[0],
+                                     num_pages(reduced->cache), num_pages(c.cache));
+  return formatted("reduced  {}{}\n", printable_line(path), args.verbose ? size : "");
 }
 
 }  // namespace
@@ -69,17 +85,13 @@ Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
   report.json = {{"schema", "quire.diagnose/1"}, {"ok", report.exit_code == kOk}, {"exit_code", report.exit_code}};
   report.json.update(report::json_of(d.value()));
   report.json["file"] = title_of(args.input);
-  report.text = formatted("file     {}\n", printable_line(title_of(args.input))) + printable(to_string(d.value()));
-  report.text += write_reduced(c.value(), d.value(), args, report.json);
+  const std::string reduced = write_reduced(c.value(), d.value(), args, report.json);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.json["seconds"] = elapsed.count();
-  report.text += formatted("time     {:.2f} s\n", elapsed.count());
-  if (!args.html.empty()) {
-    if (const Status status = files::write_whole(args.html, report::page_of(report.json)); !status.ok())
-      return Report::failure(status);
-    report.text += formatted("html     {}\n", printable_line(args.html));
-  }
-  return report;
+  report.text = text_of(d.value(), args, reduced, elapsed.count(), terminal);
+  if (args.html.empty()) return report;
+  const Status status = files::write_whole(args.html, report::page_of(report.json));
+  return status.ok() ? report : Report::failure(status);
 }
 
 }  // namespace quire::cli

@@ -7,6 +7,7 @@
 #include "progress.h"
 #include "report/json/json.h"
 #include "text/formatted.h"
+#include "text/wrap.h"
 
 namespace quire::cli {
 namespace {
@@ -54,7 +55,7 @@ Report run_diagnose_ranks(const DiagnoseArgs& args, const Terminal& terminal) {
   report.json = {{"schema", "quire.diagnose_ranks/1"}, {"ok", report.exit_code == kOk}, {"exit_code", report.exit_code}};
   report.json.update(report::json_of(d.value()));
   report.json["files"] = args.input;
-  report.text = printable(to_string(d.value()));
+  report.text = wrapped(printable(to_string(d.value())), static_cast<std::size_t>(terminal.columns), 9);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.json["seconds"] = elapsed.count();
   report.text += formatted("time     {:.2f} s\n", elapsed.count());

@@ -3,8 +3,10 @@
 #include "report.h"
 #include "text/formatted.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -18,6 +20,17 @@ std::string wrap(const char* code, std::string_view text, bool color) {
 bool flag_in_environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0';
+}
+
+/// The width of the terminal that stdout is; else what COLUMNS says, or 80.
+std::int64_t columns_of_stdout() {
+  constexpr std::int64_t kNarrowest = 40;  // below, labels and words leave no room for lines
+  winsize size = {};
+  if (isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    return std::max<std::int64_t>(kNarrowest, size.ws_col);
+  const char* value = std::getenv("COLUMNS");
+  const std::int64_t asked = value == nullptr ? 0 : std::strtoll(value, nullptr, 10);
+  return asked > 0 ? std::max(kNarrowest, asked) : 80;
 }
 
 /// People need the start of a message; a 100 kB file name inside it would bury the rest. JSON carries it whole.
@@ -88,6 +101,7 @@ Terminal detect_terminal(bool json) {
   terminal.json = json;
   terminal.color = !json && isatty(STDOUT_FILENO) == 1 && !dumb && !flag_in_environment("NO_COLOR");
   terminal.progress = !json && isatty(STDERR_FILENO) == 1 && !dumb;
+  terminal.columns = columns_of_stdout();
   return terminal;
 }
 

@@ -2,6 +2,7 @@
 // Result that a command returns to main(): text for people, JSON for programs, and the exit code of both.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -36,9 +37,10 @@ struct Report {
 
 /// Forms of output that suit the user of this process.
 struct Terminal {
-  bool json = false;      ///< --json was given
-  bool color = false;     ///< stdout is a terminal and NO_COLOR is not set
-  bool progress = false;  ///< stderr is a terminal and --json was not given
+  bool json = false;          ///< --json was given
+  bool color = false;         ///< stdout is a terminal and NO_COLOR is not set
+  bool progress = false;      ///< stderr is a terminal and --json was not given
+  std::int64_t columns = 80;  ///< width of stdout: the terminal's; else COLUMNS, or 80
 };
 Terminal detect_terminal(bool json);
 

@@ -5,11 +5,10 @@
 usage: draw_diagnosis.py QUIRE          run the command QUIRE and write the drawing
        draw_diagnosis.py QUIRE --check  compare the drawing with what the command prints now
 """
-import re
+import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 from html import escape
 from pathlib import Path
 
@@ -17,7 +16,7 @@ DRAWING = Path(__file__).resolve().parent.parent / "docs/assets/diagnose.svg"
 # The bug of docs/guides/the_case.md on a batch that is small enough for a page: 88 and 41 prompt rows and one decode row.
 LINE = "q=f16 heads=8:2 d=64 page=16 index=i64 data=tiny reqs=88@43,41@95,1@92"
 FAULT = "query_start_loc_as_int32_in_decode"
-SHOWN = ("verdict", "pattern", "wrong", "law", "cause", "next")  # the other parts say how the cause was found
+CAPTURE = ["capture", *LINE.split(), "--fault", FAULT, "--fill", "garbage", "-o", "wrong.safetensors"]
 COLUMNS, CHARACTER, ROW = 96, 7.83, 20  # of the terminal; width and height of a character in px, 13 px monospace
 FIRST, STEP = 0.8, 0.28  # seconds until the first line of the answer, and from line to line
 STYLE = """
@@ -31,23 +30,18 @@ STYLE = """
 
 
 def answer_of(quire: str) -> "list[str]":
-    """Output of the command for a capture of LINE by a kernel with FAULT; the parts in SHOWN, wrapped."""
+    """The lines that the command prints, in a terminal of COLUMNS, for a capture of LINE by a kernel with FAULT."""
     with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/wrong.safetensors"
-        subprocess.run([quire, "capture", *LINE.split(), "--fault", FAULT, "--fill", "garbage", "-o", file], check=True,
-                       capture_output=True)
-        printed = subprocess.run([quire, "diagnose", file, "--no-reduced"], capture_output=True, text=True).stdout
-    lines, part = [], ""
-    for line in printed.splitlines():
-        part = line.split(" ", 1)[0] if line[:1].strip() else part
-        if part in SHOWN:
-            lines += textwrap.wrap(line, COLUMNS, subsequent_indent=" " * 9, break_long_words=False) or [""]
-    return lines
+        command = Path(quire).resolve() if Path(quire).exists() else quire
+        subprocess.run([command, *CAPTURE], check=True, capture_output=True, cwd=folder)
+        return subprocess.run([command, "diagnose", "wrong.safetensors"], capture_output=True, text=True, cwd=folder,
+                              env={**os.environ, "COLUMNS": str(COLUMNS)}).stdout.splitlines()
 
 
 def row_of(i: int, line: str, seconds: float) -> str:
-    key, rest = re.match(r"(\S+\s+)?(.*)", line).groups() if line[:1].strip() else ("", line)
-    shown = f'<tspan class="key">{escape(key or "")}</tspan>' + (
+    label = 2 if line.startswith("$ ") else 9 if line[:1].strip() else 0
+    key, rest = line[:label], line[label:]
+    shown = f'<tspan class="key">{escape(key)}</tspan>' + (
         f'<tspan class="good">{escape(rest)}</tspan>' if rest == "cause found" else escape(rest))
     return (f'<text class="text line" style="animation-delay:{seconds:.2f}s" x="20" y="{62 + ROW * i}" '
             f'xml:space="preserve">{shown}</text>')
@@ -60,7 +54,7 @@ def drawing(answer: "list[str]") -> str:
     dots = "".join(f'<circle class="dot" cx="{22 + 20 * i}" cy="20" r="6"/>' for i in range(3))
     label = "A terminal: quire diagnose reads a capture with a wrong output and names the cause"
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-            f'aria-label="{label}">\n<!-- Written by tools/draw_diagnosis.py from the output of: quire capture {LINE} -->\n'
+            f'aria-label="{label}">\n<!-- Written by tools/draw_diagnosis.py for a capture of {LINE} by {FAULT}, filled with garbage -->\n'
             f'<style>{STYLE}</style>\n<rect class="back" x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8"/>\n'
             f"{dots}\n" + "\n".join(rows) + "\n</svg>\n")
 

@@ -153,8 +153,9 @@ struct CellPattern {
   std::int64_t cells = 0;                 ///< compared cells that the rule selects
   std::int64_t wrong_cells = 0;           ///< the wrong ones among them
   std::int64_t wrong_total = 0;           ///< wrong_cells and the wrong cells that no pattern selects
-  std::string text;        ///< "exactly the decode rows, heads 16-31: 7 x 16 of 7 x 16 cells; no other cell is wrong"
-  std::string scope_text;  ///< "the decode rows, heads 16-31"
+  std::string text;               ///< "exactly the decode rows, heads 16-31: 7 x 16 of 7 x 16 cells; no other cell is wrong"
+  std::string scope_text;         ///< "the decode rows, heads 16-31"
+  std::vector<std::string> also;  ///< other rules that select the same compared cells, shortest first: "the rows of request 2"
 
   double precision() const { return cells == 0 ? 0 : static_cast<double>(wrong_cells) / static_cast<double>(cells); }
   double recall() const { return wrong_total == 0 ? 0 : static_cast<double>(wrong_cells) / static_cast<double>(wrong_total); }

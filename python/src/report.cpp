@@ -143,7 +143,8 @@ void bind_suspicion(nb::module_& m) {
 void bind_diagnosis(nb::module_& m) {
   nb::class_<Diagnosis> diagnosis(
       m, "Diagnosis",
-      "What is wrong with an output, where and why; str() is the report for a terminal, and notebooks show the page.");
+      "What is wrong with an output, where and why; str() says verdict, pattern, cause and next step in a few lines of 80 "
+      "columns, text says all, and notebooks show the page.");
   def_literal(diagnosis, "verdict", &Diagnosis::verdict,
               "\"right\", \"cause found\", \"mechanism likely\", \"unknown cause\" or \"broken batch\".");
   diagnosis
@@ -157,14 +158,16 @@ void bind_diagnosis(nb::module_& m) {
           "profile", [](const Diagnosis& d) { return quire::to_string(d.profile); },
           "What the tolerance paid for besides f32 arithmetic: \"plain\", \"weights=bf16\", ...; given, or found by itself.")
       .def_ro("problem", &Diagnosis::problem, "The problem line.")
-      .def_prop_ro("text", [](const Diagnosis& d) { return to_string(d); })
+      .def_prop_ro(
+          "text", [](const Diagnosis& d) { return to_string(d); },
+          "The complete report, as of quire diagnose --verbose; its lines are not broken.")
       .def_prop_ro(
           "html", [](const Diagnosis& d) { return to_html(d); }, "One self-contained page with pictures.")
       .def_prop_ro(
           "json", [](const Diagnosis& d) { return to_json(d); }, "The report as JSON (json.md), made at each access.")
       .def("_repr_html_", &html_frame)
       .def("__bool__", [](const Diagnosis& d) { return d.verdict == quire::DiagnosisVerdict::right; })
-      .def("__str__", [](const Diagnosis& d) { return to_string(d); })
+      .def("__str__", [](const Diagnosis& d) { return to_string(d, quire::DiagnosisText{}); })
       .def("__repr__", &diagnosis_repr);
 }
 

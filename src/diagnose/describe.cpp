@@ -31,7 +31,7 @@ std::string refutation(const Hypothesis& h, const Part& part) {
   if (!h.why_not.empty()) return "cannot show here: " + h.why_not;
   std::string text;
   if (h.fit.unwritten) {
-    text = formatted("nothing proves that these rows were never written; if so, it explains {}", percent(h.fit.explained));
+    text = "nothing proves that these rows were never written, which would explain anything";
   } else if (h.fit.largest_move <= part.largest_tolerance || h.fit.largest_move < 0.5 * part.largest_error) {
     text = h.fit.largest_move == 0
                ? "cannot change these rows"

@@ -19,6 +19,7 @@ struct Part {
   std::string observed_text;           ///< "1.69", "NaN or infinity"
   bool everything = false;             ///< the hypotheses concern all wrong cells, although `pattern` is the first of several
   std::vector<std::string> not_tried;  ///< see Ranking
+  std::vector<std::size_t> unmoved;    ///< cells that the cause, if it is certain, changes by less than their tolerance
 };
 
 /// All results of a diagnosis, before their text is written.
@@ -27,7 +28,7 @@ struct Found {
   const Facts& facts;
   const Facts& names;  ///< the batch of the caller: patterns and wrong rows are in its requests and positions
   const Observed& observed;
-  const Localisation& where;
+  Localisation& where;
   const TimeLimit& limit;
   std::vector<Pattern> patterns;
   std::vector<Part> parts;  ///< one, or one per pattern

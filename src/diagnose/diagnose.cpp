@@ -6,6 +6,7 @@
 
 #include "batch/caught.h"
 #include "diagnose/describe.h"
+#include "diagnose/unmoved.h"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
 #include "text/duration.h"
@@ -35,6 +36,8 @@ Diagnosis broken_batch(const Findings& findings) {
   return d;
 }
 
+bool is_certain(const Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
+
 /// Ranks hypotheses about the wrong cells of one pattern, or (`everything`) about all wrong cells.
 Part part_of(const Found& found, const Pattern& pattern, bool everything, const std::vector<Pattern>& patterns = {}) {
   const Pattern* scope = everything ? nullptr : &pattern;
@@ -44,11 +47,12 @@ Part part_of(const Found& found, const Pattern& pattern, bool everything, const 
   scene.census = found.census;
   Ranking ranking = rank(scene, evidence, everything ? nullptr : &part.pattern, found.limit);
   part.ranking = std::move(ranking.hypotheses);
+  if (is_certain(part))
+    part.unmoved = unmoved_cells(found.facts, found.observed, found.where, part.ranking.front().model(found.facts));
   part.not_tried = std::move(ranking.not_tried);
   return part;
 }
 
-bool is_certain(const Part& part) { return !part.ranking.empty() && part.ranking.front().certain; }
 bool is_likely(const Part& part) { return !part.ranking.empty() && part.ranking.front().likely; }
 /// Certain, and no other remedy would be as right.
 bool is_known(const Part& part) { return is_certain(part) && !part.ranking.front().tied; }
@@ -113,6 +117,24 @@ std::string wrong_padding(const Case& c) {
                    found.num_mismatches, found.num_elements);
 }
 
+/// Describes the wrong cells once more, among the cells that the cause can make wrong: heads that are insensitive to it stay
+/// within their tolerance, and would pass for heads in which it does not hold.
+void describe_again(Found& found) {
+  if (found.parts.size() != 1 || found.parts.front().unmoved.empty()) return;
+  const auto mark = [&](bool unmoved) {
+    for (const std::size_t i : found.parts.front().unmoved) found.where.rows[i].unmoved = unmoved;
+  };
+  mark(true);
+  std::vector<Pattern> patterns = find_patterns(found.names, found.where);
+  Part again = found.parts.front();
+  if (patterns.front().conditions != again.pattern.conditions) again = part_of(found, patterns.front(), patterns.size() > 1);
+  mark(false);
+  if (!is_certain(again)) return;
+  again.pattern = patterns.front();
+  found.patterns = std::move(patterns);
+  found.parts = {std::move(again)};
+}
+
 DiagnosisVerdict verdict_of(const std::vector<Part>& parts) {
   if (std::all_of(parts.begin(), parts.end(), is_known)) return DiagnosisVerdict::cause_found;
   return std::any_of(parts.begin(), parts.end(), is_likely) ? DiagnosisVerdict::mechanism_likely
@@ -140,6 +162,7 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options, const Fa
     found.census = take_census(facts, observed, where.value(), rest);
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
+    describe_again(found);
     d.verdict = verdict_of(found.parts);
   }
   describe(found, d);

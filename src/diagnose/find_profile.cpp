@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "numerics/tolerance.h"
 #include "threads/on_threads.h"
@@ -19,10 +20,13 @@ constexpr std::int64_t kShows = 3;       // dims over the plain tolerance, from 
 constexpr double kShareThatShows = 0.8;  // least share of the cells with emulated rounding that also show observed rounding
 constexpr double kSlack = 2;             // standard errors of that share: a few cells may fall short by chance
 constexpr std::size_t kEnough = 6;       // such cells, if a fault is left beside them
-constexpr double kOutlier = 8;           // observed / emulated error of one cell in which the emulated error shows
+// Elements that the emulated kernel stores otherwise than a plain one, from which the size of its error is known: as many
+// random changes vary by a third of their number.
+constexpr std::int64_t kTells = 8;
+constexpr double kOutlier = 8;  // observed / emulated error of one cell in which the emulated error shows
 // Errors of a fault do not have the size of the emulated rounding in cell after cell. If at least kAlikeCells cells have errors
 // of that size, a fault in other cells does not refute the profile.
-constexpr std::size_t kAlikeCells = 24;
+constexpr std::size_t kAlikeCells = 12;
 constexpr double kAlikeShare = 0.8, kAlikeLeast = 0.8, kAlikeMost = 1.25;
 // Bounds of observed error / emulated error (each a root mean square over dims): of the median over cells, and of the least tenth
 // of the cells. A real kernel may round relative to other maxima, or after normalisation, but rounds everywhere. Bounds are wider
@@ -31,6 +35,10 @@ constexpr std::size_t kManyCells = 8;
 constexpr double kLeastSize[] = {0.65, 0.3};
 constexpr double kMostSize[] = {1.7, 3};
 constexpr double kLeastTenth = 0.2;
+// Upper over lower quartile of the sizes. Counts of two independent roundings, each of kTells changes, have quotients whose
+// logarithm has the standard deviation sqrt(2 / kTells), their root half of it: a quotient of quartiles of exp(1.35 / 4) = 1.4.
+// Twice that exponent leaves room for other maxima and few keys; errors of a fault spread by factors of 2 to 6.
+constexpr double kMostSpread = 2;
 constexpr double kAllRight = 0.05;     // a profile under which all cells are right may be that much less alike
 constexpr double kClearlyLess = 0.15;  // a wider profile must be that much more alike than one that makes all right
 // Cells that are wrong in f32 and must become right under a profile: this share of them, or this number.
@@ -53,13 +61,29 @@ std::vector<NumericsProfile> candidates(const Facts& f) {
   return list;
 }
 
+/// What a kernel does beyond the one rounding of its output, which every kernel does: a kernel without this profile leaves 0.
+struct Beyond {
+  double observed = 0, emulated = 0;  ///< sums of squared distances to the plain answer, as it is stored
+  std::int64_t changed = 0;           ///< elements that the emulated kernel stores otherwise
+
+  void operator+=(const Beyond& o) { observed += o.observed, emulated += o.emulated, changed += o.changed; }
+  bool tells() const { return changed >= kTells; }
+  /// Observed / emulated: 1 for a kernel with this profile, 0 for a plain one.
+  double size() const { return std::sqrt(observed / emulated); }
+};
+
 /// A (row, head) that is right under a candidate.
 struct Cell {
   const Compared* paid = nullptr;   ///< comparison under the candidate
   const Compared* plain = nullptr;  ///< comparison in f32
-  double size = -1;                 ///< observed error / emulated error
+  Beyond beyond;
   Projection on_output, on_scores;  ///< observed error along the effect of a wrong factor of the output, or of the scores
   bool shows = false;               ///< the emulated kernel is plainly off here
+
+  void add(double observed, double emulated, double plain_value) {
+    const double o = observed - plain_value, e = emulated - plain_value;
+    beyond += {o * o, e * e, e != 0 ? 1 : 0};
+  }
 };
 
 bool are_enough(std::int64_t cured, std::int64_t wrong) {
@@ -87,8 +111,8 @@ class Trial {
   /// Median over cells of |log(observed error / emulated error)|.
   double unlikeness() const {
     std::vector<double> list;
-    for (const Cell& cell : cells_)
-      if (cell.size > 0) list.push_back(std::fabs(std::log(cell.size)));
+    for (const double size : sizes_)
+      if (size > 0) list.push_back(std::fabs(std::log(size)));
     if (list.empty()) return 0;
     std::sort(list.begin(), list.end());
     return list[list.size() / 2];
@@ -100,6 +124,7 @@ class Trial {
     choose();
     const Model model = emulated(f_, paid_.reference.profile);
     threads::for_each_index(cells_.size(), [&](std::size_t i) { measure(model, cells_[i]); });
+    pool();
     if (!size_fits() || drifts()) return false;
     if (wrong_ > 0 && is_alike()) return true;
     return shows_everywhere() && !hides_more();
@@ -128,27 +153,21 @@ class Trial {
     const DType stored_as = f_.batch.output.dtype;
     const numerics::OutputType type = numerics::output_type(stored_as);
     const std::vector<double> steeper = steeper_scores(at, cell.paid->reference_row);
-    double observed = 0, expected = 0;
+    double noise = 0;
     std::int64_t off = 0;
     for (std::int64_t d = 0; d < f_.v_head_dim; ++d) {
-      float value = 0;
-      semantics::store(&value, stored_as, 0, static_cast<float>(emulation.out[Facts::at(d)]));
-      const double emulated_value = semantics::load(&value, stored_as, 0);
+      const double emulated_value = faults_detail::rounded(stored_as, emulation.out[Facts::at(d)]);
       const double out = paid_.reference.out[Facts::at(cell.paid->reference_row * f_.v_head_dim + d)];
-      const double error = observed_.at(at.token, at.head, d) - out;
-      observed += error * error;
-      expected += (emulated_value - out) * (emulated_value - out);
-      cell.on_output.add(error, out);
-      cell.on_scores.add(error, steeper[Facts::at(d)]);
       const std::int64_t e = cell.plain->reference_row * f_.v_head_dim + d;
+      const double exact = plain_.reference.out[Facts::at(e)], observed = observed_.at(at.token, at.head, d);
+      cell.add(observed, emulated_value, faults_detail::rounded(stored_as, exact));
+      noise += (emulated_value - out) * (emulated_value - out);
+      cell.on_output.add(observed - out, out);
+      cell.on_scores.add(observed - out, steeper[Facts::at(d)]);
       const double tolerance = numerics::output_tolerance(plain_.reference, cell.plain->reference_row, e, type);
-      off += numerics::judge(emulated_value, plain_.reference.out[Facts::at(e)], tolerance, type.overflow) !=
-                     numerics::ElementVerdict::fine
-                 ? 1
-                 : 0;
+      off += numerics::judge(emulated_value, exact, tolerance, type.overflow) != numerics::ElementVerdict::fine ? 1 : 0;
     }
-    if (expected > 0) cell.size = std::sqrt(observed / expected);
-    cell.on_output.noise = cell.on_scores.noise = expected;
+    cell.on_output.noise = cell.on_scores.noise = noise;
     cell.on_output.group = cell.on_scores.group = at.head / f_.group;
     cell.shows = off >= std::min(kShows, f_.v_head_dim);
   }
@@ -164,15 +183,23 @@ class Trial {
     return change;
   }
 
+  /// Sizes of cells, ascending; neighbours in which the emulated kernel changes hardly an element are one.
+  void pool() {
+    Beyond sum;
+    for (const Cell& cell : cells_) {
+      sum += cell.beyond;
+      if (sum.tells()) sizes_.push_back(std::exchange(sum, {}).size());
+    }
+    std::sort(sizes_.begin(), sizes_.end());
+  }
+
   bool size_fits() const {
-    std::vector<double> sizes;
-    for (const Cell& cell : cells_)
-      if (cell.size >= 0) sizes.push_back(cell.size);
-    if (sizes.empty()) return false;
-    std::sort(sizes.begin(), sizes.end());
-    const bool few = sizes.size() < kManyCells;
-    const double middle = sizes[sizes.size() / 2];
-    return middle >= kLeastSize[few] && middle <= kMostSize[few] && (few || sizes[sizes.size() / 10] >= kLeastTenth);
+    if (sizes_.empty()) return false;
+    const bool few = sizes_.size() < kManyCells;
+    const double middle = sizes_[sizes_.size() / 2];
+    if (middle < kLeastSize[few] || middle > kMostSize[few]) return false;
+    return few || (sizes_[sizes_.size() / 10] >= kLeastTenth &&
+                   sizes_[sizes_.size() * 3 / 4] <= kMostSpread * sizes_[sizes_.size() / 4]);
   }
 
   bool shows_everywhere() const {
@@ -187,17 +214,14 @@ class Trial {
   }
 
   bool is_alike() const {
-    std::size_t sized = 0, alike = 0;
-    for (const Cell& cell : cells_) {
-      sized += cell.size >= 0 ? 1 : 0;
-      alike += cell.size >= kAlikeLeast && cell.size <= kAlikeMost ? 1 : 0;
-    }
-    return sized >= kAlikeCells && static_cast<double>(alike) >= kAlikeShare * static_cast<double>(sized);
+    const auto alike = std::ranges::count_if(sizes_, [](double size) { return size >= kAlikeLeast && size <= kAlikeMost; });
+    return sizes_.size() >= kAlikeCells && static_cast<double>(alike) >= kAlikeShare * static_cast<double>(sizes_.size());
   }
 
   /// A cell that is right only because the bound is far above what such a kernel does: an alarm is better than a fault unseen.
   bool hides_more() const {
-    return std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) { return cell.shows && cell.size > kOutlier; });
+    return std::any_of(cells_.begin(), cells_.end(),
+                       [](const Cell& cell) { return cell.shows && cell.beyond.size() > kOutlier; });
   }
 
   /// Factors cut to TF32 lose as much as is cut off; no other rounding has a sign.
@@ -216,6 +240,7 @@ class Trial {
   const Localisation& plain_;
   const Localisation& paid_;
   std::vector<Cell> cells_;
+  std::vector<double> sizes_;
   std::int64_t wrong_before_ = 0, wrong_ = 0, cured_ = 0;
 };
 

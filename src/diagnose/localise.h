@@ -17,6 +17,7 @@ struct Compared {
   std::int64_t reference_row = 0;  ///< row of Localisation::reference
   bool wrong = false;
   bool wrong_lse = false;
+  bool unmoved = false;  ///< right, and the cause that was found changes it by less than its tolerance (unmoved.h)
   std::int64_t wrong_dims = 0, nonfinite = 0;
   std::int64_t first_dim = 0, last_dim = 0;  ///< range of the wrong dims
   double largest_error = 0;                  ///< largest finite |observed - expected|

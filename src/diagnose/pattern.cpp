@@ -68,7 +68,7 @@ void leave_out_single_keys(const Facts& f, const Localisation& where, std::size_
   Mask rows = rule.rows;
   std::int64_t right = 0, row = -1, keys = 0;
   for (std::size_t i = 0; i < where.rows.size(); ++i) {
-    if (!in(rule, i, heads)) continue;
+    if (!in(rule, i, heads) || where.rows[i].unmoved) continue;
     if (std::exchange(row, where.rows[i].token) != where.rows[i].token)
       keys = attributes_of(f, row, 0, /*with_pages=*/false).value[static_cast<std::size_t>(Attribute::num_keys)];
     const bool one_key = keys < 2;
@@ -79,6 +79,7 @@ void leave_out_single_keys(const Facts& f, const Localisation& where, std::size_
   if (right == 0) return;
   rule.rows = std::move(rows);
   rule.row_conditions.push_back({Attribute::num_keys, Test::from, {2}});
+  for (std::vector<Condition>& other : rule.also) other.push_back(rule.row_conditions.back());
 }
 
 struct Counted {
@@ -92,15 +93,25 @@ Counted counted(const Facts& f, const Localisation& where, const Rule& rule, std
   std::vector<std::size_t> wrong_cells;
   for (std::size_t i = 0; i < where.rows.size(); ++i) {
     if (!in(rule, i, Facts::at(f.num_q_heads))) continue;
+    if (where.rows[i].unmoved) {
+      ++result.selection.unmoved;
+      continue;
+    }
     ++p.cells;
     if (where.rows[i].wrong) wrong_cells.push_back(i);
   }
   p.wrong_cells = static_cast<std::int64_t>(wrong_cells.size());
   p.wrong_total = p.wrong_cells + uncovered;
-  p.conditions = merged(rule.row_conditions);
-  for (const Condition& c : merged(rule.head_conditions)) p.conditions.push_back(c);
-  for (const Condition& c : dims_of(where, wrong_cells)) p.conditions.push_back(c);
+  std::vector<Condition> rest = merged(rule.head_conditions);
+  for (const Condition& c : dims_of(where, wrong_cells)) rest.push_back(c);
+  const auto joined = [&](const std::vector<Condition>& on_rows) {
+    std::vector<Condition> all = merged(on_rows);
+    all.insert(all.end(), rest.begin(), rest.end());
+    return all;
+  };
+  p.conditions = joined(rule.row_conditions);
   p.scope_text = words(f, p.conditions);
+  for (const std::vector<Condition>& other : rule.also) p.also.push_back(words(f, joined(other)));
   result.selection.rows = std::count(rule.rows.begin(), rule.rows.end(), 1);
   result.selection.heads = std::count(rule.heads.begin(), rule.heads.end(), 1);
   return result;

@@ -53,9 +53,9 @@ std::string words(const Facts& facts, const std::vector<Condition>& conditions);
 /// values, size and sign of the error, lse.
 std::vector<std::string> observations(const Facts& facts, const Observed& observed, const Localisation& where);
 
-/// Numbers of compared rows and heads that a rule selects.
+/// Numbers of compared rows and heads that a rule selects, and of the cells among them that do not count: see unmoved.h.
 struct Selection {
-  std::int64_t rows = 0, heads = 0;
+  std::int64_t rows = 0, heads = 0, unmoved = 0;
 };
 
 /// The sentence of pattern `index` of `count`.

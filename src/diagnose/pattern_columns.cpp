@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -189,6 +190,11 @@ Mask Columns::rows_where(const Condition& condition) const {
   return mask;
 }
 
+double Columns::log_choices(const Column& column) const {
+  const std::size_t choices = column.of_request ? numbers[0].values.size() : rows;
+  return std::log2(static_cast<double>(std::max<std::size_t>(2, choices)));
+}
+
 Mask Columns::heads_where(const Condition& condition) const {
   Mask mask(heads, 0);
   for (std::size_t h = 0; h < heads; ++h) {
@@ -212,7 +218,7 @@ Cells::Cells(const Localisation& where, std::size_t heads)
     const Compared& cell = where.rows[i];
     if (cell.wrong) {
       wrong_[i] = kQuarters;
-    } else {
+    } else if (!cell.unmoved) {
       right_[i] = cell.worst_ratio > near ? kWeak : kQuarters;
     }
   }

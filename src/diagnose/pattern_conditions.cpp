@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace quire::diagnose_detail {
 namespace {
@@ -65,10 +66,32 @@ void offer_thresholds(Attribute attribute, const std::vector<std::int64_t>& valu
   }
 }
 
-/// Offers one remainder, the first or last few, or all but 0: the rules that tiles and pages give to a number.
+/// Offers the run of values from the first with wrong cells to the last one, if right cells lie on both sides.
+void offer_run(Attribute attribute, const std::vector<std::int64_t>& values, const std::vector<Tally>& sums, double log_choices,
+               Candidates& candidates) {
+  std::size_t first = sums.size(), last = 0, seen = 0, seen_before = 0;
+  Tally inside, since;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    if (sums[i].wrong + sums[i].right <= 0) continue;
+    if (first == sums.size() && sums[i].wrong > 0) first = i, seen_before = seen;
+    ++seen;
+    if (first == sums.size()) continue;
+    since += sums[i];
+    if (sums[i].wrong > 0) inside += std::exchange(since, {}), last = i;
+  }
+  if (first >= last || seen_before == 0 || since.right <= 0) return;
+  candidates.offer(attribute, Test::between, 0, inside,
+                   price_of_run(attribute, values[first], values[last], log_choices, log_count(seen)),
+                   [&] { return std::vector{values[first], values[last]}; });
+}
+
+/// Offers one remainder, the first or last few, or all but 0: the rules that tiles and pages give to a number. `tells` says
+/// whether a bound or two could not say the same.
+template <typename Tells>
 void offer_remainders(Attribute attribute, std::int64_t modulus, const std::vector<Tally>& sums, std::int64_t page_size,
-                      Candidates& candidates) {
+                      Candidates& candidates, Tells&& tells) {
   const auto offer = [&](const Tally& inside, std::int64_t first, std::int64_t last) {
+    if (inside.wrong <= 0 || !candidates.score().enriched(inside) || !tells(first, last)) return;
     candidates.offer(attribute, Test::modulo, modulus, inside, price_of_remainders(attribute, modulus, first, last, page_size),
                      [&] {
                        std::vector<std::int64_t> values = {modulus};
@@ -89,18 +112,26 @@ void offer_remainders(Attribute attribute, std::int64_t modulus, const std::vect
   }
 }
 
-void offer_column(const Columns& columns, const Column& column, const std::vector<Tally>& sums, Candidates& candidates) {
-  if (column.modulus > 0) return offer_remainders(column.attribute, column.modulus, sums, columns.facts.page_size, candidates);
-  // A number costs the same whatever attribute it is of, so that their words alone order equal rules.
+/// `plain`: the column of the attribute itself, with its sums; the column if it has no modulus.
+void offer_column(const Columns& columns, const Column& column, const std::vector<Tally>& sums, const Column& plain,
+                  const std::vector<Tally>& plain_sums, Candidates& candidates) {
+  if (column.modulus > 0)
+    return offer_remainders(column.attribute, column.modulus, sums, columns.facts.page_size, candidates,
+                            [&](std::int64_t first, std::int64_t last) {
+                              return alternates(plain.values, column.modulus, first, last,
+                                                [&](std::size_t i) { return plain_sums[i].wrong + plain_sums[i].right > 0; });
+                            });
   const bool requests = column.attribute == Attribute::request;
-  const double log_choices = log_count(requests ? column.values.size() : columns.rows);
+  const double log_choices = columns.log_choices(column);
   const std::size_t most = requests ? kRequests : 1;
   offer_listed(
       column.attribute, sums, most, candidates, [&](std::size_t i) { return column.values[i]; },
       [&](std::size_t i, std::size_t count, double before) {
+        if (requests) return price_of_requests(count, column.values.size());
         return before + (count == 1 ? price(column.attribute, Test::is, column.values[i], log_choices) : 1 + log_choices);
       });
   offer_thresholds(column.attribute, column.values, sums, log_choices, candidates);
+  if (!requests) offer_run(column.attribute, column.values, sums, log_choices, candidates);
 }
 
 /// Evidence per physical page. A row adds to a range of its request's columns: differences at both ends, summed up afterwards.
@@ -201,7 +232,11 @@ std::vector<Candidate> Candidates::cheapest_first() const {
 
 void offer_rows(const Columns& columns, const std::vector<Tally>& of_row, Candidates& candidates) {
   const std::vector<std::vector<Tally>> sums = columns.by_value(of_row);
-  for (std::size_t i = 0; i < sums.size(); ++i) offer_column(columns, columns.numbers[i], sums[i], candidates);
+  std::size_t plain = 0;  // remainders follow their attribute
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    if (columns.numbers[i].modulus == 0) plain = i;
+    offer_column(columns, columns.numbers[i], sums[i], columns.numbers[plain], sums[plain], candidates);
+  }
   offer_pages(columns, of_row, candidates);
 }
 
@@ -216,7 +251,7 @@ void offer_axis(Attribute attribute, const std::vector<Tally>& of_index, Candida
     if (2 * m > same(of_index.size())) break;
     std::vector<Tally> sums(Facts::at(m));
     for (std::size_t i = 0; i < of_index.size(); ++i) sums[i % sums.size()] += of_index[i];
-    offer_remainders(attribute, m, sums, /*page_size=*/0, candidates);
+    offer_remainders(attribute, m, sums, /*page_size=*/0, candidates, [](std::int64_t, std::int64_t) { return true; });
   }
 }
 

@@ -50,6 +50,23 @@ std::int64_t named_bound(Attribute attribute, std::int64_t below, std::int64_t b
 inline constexpr std::size_t kRequests = 8, kPages = 4, kHeads = 4;  ///< most values listed by number
 inline constexpr std::int64_t kRemainders = 16;                      ///< most remainders listed, except of the page size
 
+/// Whether the remainders first .. last by `modulus` come and go at least three times over ascending values, of which `seen`
+/// tells those that count: else a bound, or a run, says the same without an accident of the numbers.
+template <typename Seen>
+bool alternates(const std::vector<std::int64_t>& values, std::int64_t modulus, std::int64_t first, std::int64_t last,
+                Seen&& seen) {
+  constexpr int kLeast = 3;
+  int changes = 0, before = -1;
+  for (std::size_t i = 0; i < values.size() && changes < kLeast; ++i) {
+    if (!seen(i)) continue;
+    const std::int64_t rest = remainder(values[i], modulus);
+    const int in = rest >= first && rest <= last ? 1 : 0;
+    changes += before >= 0 && in != before ? 1 : 0;
+    before = in;
+  }
+  return changes >= kLeast;
+}
+
 /// log2, at least 1.
 double log_count(std::size_t count);
 

@@ -13,6 +13,7 @@ namespace {
 // too low makes a rule win whose words nobody would choose.
 constexpr double kCondition = 2;  // base price of every condition
 constexpr double kPage = 3;       // discount for remainders of the page size, on which code often depends
+constexpr double kRows = 3;       // discount for a run of the rows of a request, which has a name of its own: "rows 5-9"
 
 // Prices in the order of Attribute: `request`, the word that people choose first, costs least; `token` (output row) costs most.
 double price_of(Attribute attribute) {
@@ -69,6 +70,17 @@ double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64
   const double run = one_thought ? 0 : 2;
   return kCondition + price_of(attribute) + 3 + run + std::log2(static_cast<double>(modulus)) -
          (modulus == page_size ? kPage : 0);
+}
+
+double price_of_requests(std::size_t count, std::size_t choices) {
+  const auto log2_factorial = [](std::size_t n) { return std::lgamma(static_cast<double>(n) + 1) / std::log(2.0); };
+  const double lists = log2_factorial(choices) - log2_factorial(count) - log2_factorial(choices - count);
+  return kCondition + price_of(Attribute::request) + lists;
+}
+
+double price_of_run(Attribute attribute, std::int64_t first, std::int64_t last, double log_choices, double log_lengths) {
+  const double name = attribute == Attribute::row ? kRows : 0;
+  return kCondition + price_of(attribute) - name + log_choices + log_lengths - discount(first) - discount(last + 1);
 }
 
 double surprise(const Tally& t) { return entropy_part(t.wrong, t.wrong + t.right) + entropy_part(t.right, t.wrong + t.right); }

@@ -15,6 +15,11 @@ double price(Attribute attribute, Test test, std::int64_t value, double log_choi
 double price_of_remainders(Attribute attribute, std::int64_t modulus, std::int64_t first, std::int64_t last,
                            std::int64_t page_size);
 
+/// Price of a list of `count` of the batch's `choices` requests: as many bits as tell it from every other such list.
+double price_of_requests(std::size_t count, std::size_t choices);
+/// Price of the run first .. last; `log_lengths` is log2 of the number of lengths that it may have.
+double price_of_run(Attribute attribute, std::int64_t first, std::int64_t last, double log_choices, double log_lengths);
+
 /// Number of bits that tell the wrong cells from the right ones among wrong + right cells.
 double surprise(const Tally& tally);
 
@@ -47,6 +52,7 @@ class Score {
 /// A conjunction and what it selects of the compared cells.
 struct Rule {
   std::vector<Condition> row_conditions, head_conditions;
+  std::vector<std::vector<Condition>> also;  ///< other conditions on the row that select the same ones, cheapest first
   Mask rows, heads;
   Tally inside;
   double bits = 0;      ///< price of all conditions

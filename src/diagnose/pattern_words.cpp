@@ -58,7 +58,10 @@ std::optional<Kind> kind(const Condition& c) {
       return from_1 ? std::optional(Kind{"all rows but the last", " of each request"}) : std::nullopt;
     case Attribute::row:
       if (is_0) return Kind{"the first row", " of each request"};
-      return from_1 ? std::optional(Kind{"all rows but the first", " of each request"}) : std::nullopt;
+      if (from_1) return Kind{"all rows but the first", " of each request"};
+      if (c.test == Test::between) return Kind{formatted("rows {}-{}", c.values[0], c.values[1]), " of each request"};
+      return c.test == Test::is && one_value ? std::optional(Kind{formatted("row {}", c.values[0]), " of each request"})
+                                             : std::nullopt;
     case Attribute::token:
       if (c.test == Test::is && one_value) return Kind{formatted("row {}", c.values[0]), ""};
       return c.test == Test::between ? std::optional(Kind{formatted("rows {}-{}", c.values[0], c.values[1]), ""}) : std::nullopt;
@@ -161,12 +164,14 @@ std::string words(const Facts& f, const std::vector<Condition>& conditions) {
 std::string text_of(const Facts& f, const Localisation& where, const Pattern& p, const Selection& selection, std::size_t index,
                     std::size_t count) {
   const std::int64_t uncovered = p.wrong_total - p.wrong_cells;
-  const std::string all = formatted("{} x {}", selection.rows, selection.heads);
+  const std::string all =
+      selection.unmoved > 0 ? formatted("{}", p.cells) : formatted("{} x {}", selection.rows, selection.heads);
   std::string text = count == 1 ? "" : formatted("set {} of {}: ", index + 1, count);
   text += p.exact() ? "exactly " : "";
   text += formatted("{}: {} of {} {}cells", p.scope_text, p.wrong_cells == p.cells ? all : formatted("{}", p.wrong_cells), all,
                     where.complete ? "" : "compared ");
   if (!p.exact()) text += formatted(" (precision {:.3g}, recall {:.3g})", p.precision(), p.recall());
+  if (selection.unmoved > 0) text += formatted("; the cause changes {} more by less than their tolerance", selection.unmoved);
   for (const Condition& c : p.conditions)
     if (c.attribute < Attribute::page) text += next_value(f, where, p, c);
   return index + 1 == count ? text + "; " + others(uncovered, count) : text;

@@ -215,6 +215,7 @@ Hypothesis hypothesis(const RankedCandidate& c, bool certain, bool likely) {
     join(h.text, p->text, ", and ");
     join(h.detail, p->detail, "; ");
     join(h.next, p->next, "; ");
+    h.plants.push_back(p->plant);
   }
   h.fit = c.fit;
   h.share = c.share;

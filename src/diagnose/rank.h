@@ -3,6 +3,7 @@
 // by what they explain and break.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,13 @@ struct Hypothesis {
   bool likely = false;   ///< explains most, breaks no right cell, and claims nothing that cannot be proved
   bool combined = false;
   int place = 0;  ///< place among equals: with evidence in the batch, a known mistake, anything else
+  std::vector<std::function<void(Model&)>> plants;  ///< one, or the two of a combination; valid as long as the scene
+
+  Model model(const Facts& facts) const {
+    Model m(facts);
+    for (const auto& plant : plants) plant(m);
+    return m;
+  }
 };
 
 struct Ranking {

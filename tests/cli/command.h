@@ -54,6 +54,7 @@ using Environment = std::map<std::string, std::string>;
   ::setenv("QUIRE_CPU", "scalar", 1);
   ::setenv("QUIRE_NUM_THREADS", "2", 1);
   ::unsetenv("NO_COLOR");
+  ::unsetenv("COLUMNS");
   for (const auto& [key, value] : environment) ::setenv(key.c_str(), value.c_str(), 1);
   args.insert(args.begin(), QUIRE_COMMAND);
   std::vector<char*> argv;

@@ -50,14 +50,49 @@ TEST(Commands, DiagnoseNamesThePlantedFault) {
   ASSERT_EQ(quire({"capture", kProblem, "--fault", "scale_from_query_heads", "-o", file}).exit_code, 0);
   const Ran ran = quire({"diagnose", file});
   EXPECT_EQ(ran.exit_code, 1) << ran.err;
-  EXPECT_THAT(ran.out, AllOf(HasSubstr("verdict  cause found"), HasSubstr("(scale_from_query_heads)"), HasSubstr("refuted  "),
-                             HasSubstr("reduced  " + reduced), HasSubstr("problem  q=f32 kv=f32 heads=4:2")));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("verdict  cause found"), HasSubstr("scale_from_query_heads"), Not(HasSubstr("refuted  ")),
+                             HasSubstr("reduced  " + reduced), HasSubstr("more     --verbose")));
+  EXPECT_THAT(quire({"diagnose", file, "--no-reduced", "--verbose"}).out,
+              AllOf(HasSubstr("verdict  cause found"), HasSubstr("refuted  "), HasSubstr("problem  q=f32 kv=f32 heads=4:2"),
+                    HasSubstr("file     "), HasSubstr("time     ")));
   EXPECT_EQ(quire({"diagnose", reduced, "--no-reduced"}).exit_code, 1);
 
   const Ran json = quire({"diagnose", file, "--json", "--no-reduced"});
   const auto parsed = nlohmann::json::parse(json.out);
   EXPECT_EQ(parsed["schema"], "quire.diagnose/1");
   EXPECT_EQ(parsed["suspicions"][0]["fault"], "scale_from_query_heads");
+}
+
+std::vector<std::string> rows_of(const std::string& text) {
+  std::vector<std::string> rows;
+  std::istringstream in(text);
+  for (std::string row; std::getline(in, row);) rows.push_back(row);
+  return rows;
+}
+
+/// A diagnosis fits on a screen, whatever its width, and breaks no word.
+TEST(Commands, ADiagnosisIsTwelveLinesOfTheTerminalsWidth) {
+  const std::string file = scratch("wide.safetensors"), reduced = scratch("w.safetensors");
+  const std::pair<const char*, const char*> captures[] = {
+      {"q=f16 heads=8:2 d=64 page=16 reqs=20@30,1@100,7@9", "kv_head_modulo"},
+      {"q=f16 heads=8:2 d=64 page=16 index=i64 data=tiny reqs=88@43,41@95,1@92", "query_start_loc_as_int32_in_decode"},
+      {"q=bf16 heads=8:2 d=64 page=16 reqs=1@30,1@100,1@9", "own_slot_zero"},
+      {"q=f32 heads=8:2 d=64 page=16 reqs=20@30,1@100,7@9", "output_not_written"}};
+  for (const auto& [line, fault] : captures) {
+    ASSERT_EQ(quire({"capture", line, "--fault", fault, "-o", file}).exit_code, 0) << fault;
+    for (const std::size_t columns : {60, 80, 120}) {
+      const std::string text = quire({"diagnose", file, "--reduced", reduced}, {{"COLUMNS", std::to_string(columns)}}).out;
+      EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 12) << text;
+      for (const std::string& row : rows_of(text))
+        EXPECT_TRUE(row.size() <= columns || row.substr(9).find(' ') == row.npos) << columns << ": " << row;
+      const std::string whole = quire({"diagnose", file, "--reduced", reduced, "--verbose"}, {{"COLUMNS", "1000000"}}).out;
+      for (const std::string& row : rows_of(text)) {
+        const std::size_t word = row.rfind(' ') + 1, end = row.find_last_not_of(";:,") + 1;
+        EXPECT_TRUE(row.ends_with("...") || row.starts_with("more") || whole.find(row.substr(word, end - word)) != whole.npos)
+            << row;
+      }
+    }
+  }
 }
 
 TEST(Commands, DiagnoseOfARightOutputWritesNothing) {
@@ -84,7 +119,7 @@ TEST(Commands, AFileCannotForgeAReport) {
   const std::string file = scratch("forged\nverdict  right.safetensors");
   ASSERT_EQ(quire({"capture", kProblem, "--fault", "scale_from_query_heads", "-o", file}).exit_code, 0);
   replace_in_header(file, "q=f32 kv=f32 heads=4:2", "q=f16 \\nverdict  right");
-  const Ran ran = quire({"diagnose", file, "--no-reduced"});
+  const Ran ran = quire({"diagnose", file, "--no-reduced", "--verbose"});
   EXPECT_EQ(ran.exit_code, 1) << ran.err;
   EXPECT_THAT(ran.out,
               AllOf(Not(HasSubstr("\nverdict  right")), HasSubstr("forged\\x0averdict  right.safetensors\nproblem  q=f32 kv=f32"),

@@ -173,5 +173,19 @@ TEST(ReduceCase, SurvivesTheFile) {
   EXPECT_EQ(diagnosed(read.value()).suspicions[0].fault, d.suspicions[0].fault);
 }
 
+/// Every fourth head is insensitive to a key at the window's edge and stays within its tolerance. The pattern tells where the
+/// cause holds, and not where it shows.
+TEST(Diagnose, InsensitiveHeadsAreNoPartOfThePattern) {
+  for (const char* line : {"q=bf16 heads=32:8 d=128 page=16 window=100 reqs=24@512",
+                           "q=bf16 heads=32:8 d=128 page=16 window=32 reqs=1@2000,1@700,1@1500",
+                           "q=bf16 heads=32:8 d=128 page=16 window=512 reqs=1@300,1@900,40@100,1@513,20"}) {
+    const Diagnosis d = diagnosed(with_fault(line, "window_one_short"));
+    ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << line << "\n" << to_string(d);
+    for (const CellPattern& p : d.patterns) EXPECT_THAT(p.text, Not(HasSubstr("of each group"))) << line;
+    EXPECT_TRUE(d.patterns.front().exact()) << d.patterns.front().text;
+    EXPECT_THAT(to_string(d), Not(HasSubstr("of each group only"))) << line;
+  }
+}
+
 }  // namespace
 }  // namespace quire::test

@@ -207,6 +207,62 @@ INSTANTIATE_TEST_SUITE_P(Rows, PatternKinds, testing::ValuesIn(row_kinds()));
 INSTANTIATE_TEST_SUITE_P(Heads, PatternKinds, testing::ValuesIn(head_kinds()));
 INSTANTIATE_TEST_SUITE_P(Dims, PatternKinds, testing::ValuesIn(dim_kinds()));
 
+/// Few requests: every set of them has remainders, bounds and places in common. Their numbers, or a bound, are what people say.
+TEST(Pattern, FewRequestsAreNamedAndNotTheirRemainders) {
+  struct Few {
+    const char* reqs;
+    std::vector<std::int64_t> wrong;
+    const char* scope;
+  };
+  for (const Few& few : {Few{"20@16,20@33,20@50,20@66,20@41", {0, 2, 3}, "the rows of requests 0, 2-3, all heads"},
+                         Few{"1@64,1@81,1@98,1@119", {1, 3}, "the rows of requests 1, 3, all heads"},
+                         Few{"5@30,5@64,5@31,5@66,5@95,5@2", {1, 3, 5}, "the rows of requests 1, 3, 5, all heads"},
+                         Few{"9@48,9@57,9@40", {0, 2}, "the rows of requests 0, 2, all heads"}}) {
+    Planted planted(std::string("q=f32 heads=8:2 d=8 page=16 reqs=") + few.reqs);
+    planted.plant([&](const At& a) { return std::ranges::find(few.wrong, a.req) != few.wrong.end(); });
+    EXPECT_EQ(planted.patterns()[0].scope_text, few.scope) << few.reqs;
+  }
+}
+
+/// A bound that selects the same rows goes before a remainder that happens to.
+TEST(Pattern, ABoundGoesBeforeARemainder) {
+  for (const std::function<bool(const At&)>& wrong : std::vector<std::function<bool(const At&)>>{
+           [](const At& a) { return a.req == 1 && a.row >= 2; }, [](const At& a) { return a.req == 1 && a.row == 1; },
+           [](const At& a) { return a.req == 2 && a.row < 2; }, [](const At& a) { return a.req != 0 && a.row == 3; }}) {
+    Planted planted("q=f32 heads=8:2 d=8 page=16 reqs=4@28,4@28,6@28");
+    planted.plant(wrong);
+    const Pattern p = planted.patterns()[0];
+    EXPECT_TRUE(p.exact()) << p.text;
+    EXPECT_EQ(p.text.find('%'), std::string::npos) << p.text;
+  }
+}
+
+TEST(Pattern, ARunOfRowsOfARequestIsARule) {
+  for (const char* line : {"q=f32 heads=8:2 d=8 page=16 reqs=3x40@100,1@77", "q=f32 heads=8:2 d=8 page=16 reqs=3x64@20"})
+    for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{5, 9}, {3, 4}, {7, 21}}) {
+      Planted planted(line);
+      planted.plant([&](const At& a) { return a.req == 1 && a.row >= first && a.row <= last; });
+      const std::vector<Pattern> patterns = planted.patterns();
+      ASSERT_EQ(patterns.size(), 1u) << all_texts(patterns);
+      EXPECT_TRUE(patterns[0].exact()) << patterns[0].text;
+      EXPECT_EQ(patterns[0].scope_text,
+                "rows " + std::to_string(first) + "-" + std::to_string(last) + " of request 1, all heads");
+    }
+}
+
+/// Rules that select the same rows are told, too: nobody can tell them apart on this batch.
+TEST(Pattern, TellsWhatElseSelectsTheSameRows) {
+  Planted planted("q=f32 heads=8:2 d=8 page=16 reqs=20@30,1@100,7@9");
+  planted.plant([](const At& a) { return a.decode(); });
+  const Pattern p = planted.patterns()[0];
+  EXPECT_EQ(p.scope_text, "the decode rows, all heads");
+  ASSERT_GE(p.also.size(), 2u);
+  EXPECT_EQ(p.also[0], "the rows of request 1, all heads");
+  Planted all("q=f32 heads=8:2 d=8 page=16 reqs=20@30,1@100,7@9");
+  all.plant([](const At&) { return true; });
+  EXPECT_TRUE(all.patterns()[0].also.empty());
+}
+
 TEST(Pattern, NamesPhysicalPages) {
   // A page in the middle of one request's window is read by some of its rows, a shared one by several requests.
   for (const auto& [req, column] : {std::pair<std::int64_t, std::int64_t>{0, 4}, {1, 2}, {2, 3}}) {

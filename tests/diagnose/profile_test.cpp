@@ -122,6 +122,30 @@ TEST(Profile, IsPlainForAKernelThatRoundsNothing) {
   for (const char* line : {kPlain16, kFp8, kF32}) EXPECT_TRUE(diagnosed(right(line)).profile.plain()) << line;
 }
 
+/// A fault moves some cells by about as much as a rounding would: those of a kernel that rounds nothing but its output lie on
+/// both sides of that, and many are exact.
+TEST(Profile, IsPlainForAnExactKernelWithAFault) {
+  struct Row {
+    const char* line;
+    std::vector<const char*> faults;
+  };
+  for (const Row& t :
+       {Row{"q=bf16 heads=32:8 d=128 page=16 window=64 reqs=40@512",
+            {"window_one_short", "window_one_long", "causal_excludes_own_key", "every_second_key_skipped",
+             "split_counted_twice"}},
+        Row{"q=bf16 heads=32:8 d=128 page=16 sinks=1 reqs=1@700,4@300,1@2000",
+            {"denominator_starts_at_one", "masked_keys_in_denominator", "sinks_dropped", "own_slot_zero"}},
+        Row{"q=bf16 kv=fp8_e4m3fn kscale=head vscale=tensor heads=8:2 d=64 page=16 window=40 reqs=20@30,1@300,7@113",
+            {"context_len_is_seq_len", "window_one_long", "causal_excludes_own_key"}}})
+    for (const char* fault : t.faults) {
+      Case c = with_fault(t.line, fault);
+      const diagnose_detail::Facts facts(c.batch, c.cache, c.options);
+      const Result<diagnose_detail::Localisation> where = diagnose_detail::localise(facts, {c.observed, c.observed_lse}, {});
+      EXPECT_TRUE(where->reference.profile.plain()) << fault << " on " << t.line << ": " << to_string(where->reference.profile);
+      EXPECT_TRUE(where->any_wrong()) << fault << " on " << t.line;
+    }
+}
+
 /// A fault in a kernel that rounds its weights: rows that only are rounded are right, and the fault's stand alone.
 TEST(Profile, LeavesAFaultStanding) {
   Case c = written_by(kPlain16, {.weights = DType::bf16});

@@ -32,7 +32,7 @@ Json conditions_json(const CellPattern& pattern, bool with_dims = true) {
 template <typename Keys>
 void keys_of(Keys& keys, const CellPattern& p) {
   keys("text", p.text, "rule", p.rule, "conditions", conditions_json(p), "cells", p.cells, "wrong_cells", p.wrong_cells);
-  keys("precision", p.precision(), "recall", p.recall(), "exact", p.exact());
+  keys("precision", p.precision(), "recall", p.recall(), "exact", p.exact(), "also", p.also);
 }
 
 template <typename Keys>

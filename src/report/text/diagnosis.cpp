@@ -5,18 +5,18 @@
 #include <utility>
 
 #include "quire/report.hpp"
-#include "text/formatted.h"
+#include "report/text/diagnosis_words.h"
 #include "text/runs.h"
 
 namespace quire {
 namespace {
 
+using namespace report;
+
 constexpr std::size_t kListedRequests = 8;
-constexpr std::size_t kSuspects = 5;      // suspects that are listed if the cause is not known
-constexpr std::size_t kRefuted = 12;      // refuted suspects that are listed beside a cause
-constexpr std::ptrdiff_t kFew = 2;        // causes as good as the named one, up to which their number is not printed
-constexpr double kPrintedAsAll = 0.9995;  // share of the error that is printed as 100 %
-constexpr std::string_view kRounding = "rounding";
+constexpr std::size_t kSuspects = 5;  // suspects that are listed if the cause is not known
+constexpr std::size_t kRefuted = 12;  // refuted suspects that are listed beside a cause
+constexpr std::size_t kFew = 2;       // causes as good as the named one, up to which their number is not printed
 
 /// A label, and text behind it; a label is printed once for neighbours that share it.
 class Lines {
@@ -32,27 +32,12 @@ class Lines {
   std::string text_, last_;
 };
 
-std::string share_text(double share) { return formatted("{:.3g} %", 100 * std::max(0.0, share)); }
-
-std::string named(const Suspicion& s) {
-  const std::string& id = s.fault.empty() ? s.mechanism : s.fault;
-  return formatted("{} ({}){}", s.text, id, s.detail.empty() ? "" : ": " + s.detail);
-}
-
-bool is_open(const Suspicion& s) { return s.standing == Standing::open; }
-
-std::ptrdiff_t number_as_good(std::span<const Suspicion> own) {
-  return std::find_if_not(own.begin() + 1, own.end(), is_open) - own.begin() - 1;
-}
-
 void add_as_good(std::span<const Suspicion> own, Lines& lines) {
-  for (std::size_t i = 1; i < own.size() && is_open(own[i]); ++i)
-    lines.add("as good", formatted("{}: {} on this batch", named(own[i]), share_text(own[i].explained)));
+  const AsGood same = as_good(own);
+  for (const Suspicion* other : same.others)
+    lines.add("as good", formatted("{}: {} on this batch", named(*other), share_text(other->explained)));
+  if (same.by_head) lines.add("as good", "and by head: a number of each head's own fits as well");
 }
-
-constexpr const char* kNextAfterNaN =
-    "NaN does not tell a read of what must not be read from a row that was never written; repeat with finite garbage in place "
-    "of NaN (poisoned_cache does, in its second run)";
 
 /// Adds the lines of an uncertain result: the likely mechanism, or how little the best one explains.
 void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
@@ -64,14 +49,9 @@ void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
                          best.scope.empty() ? "" : "; in " + best.scope + " only"));
     return add_as_good(own, lines);
   }
-  double most = 0;
-  std::size_t tested = 0;
-  for (const Suspicion& s : own) {
-    most = std::max(most, s.explained);
-    tested += s.standing == Standing::cannot_show || s.fault == kRounding ? 0 : 1;
-  }
-  lines.add("cause",
-            formatted("unknown: none of {} faults and mechanisms explains more than {} of the error", tested, share_text(most)));
+  const Tested t = tested(own);
+  lines.add("cause", formatted("unknown: none of {} faults and mechanisms explains more than {} of the error", t.count,
+                               share_text(t.most)));
 }
 
 /// The suspects of one part: the cause, what is as good, what to look at next.
@@ -84,7 +64,7 @@ void add_cause(const DiagnosisPart& part, std::span<const Suspicion> own, bool s
                        best.scope.empty() ? "" : ", in " + best.scope + " only",
                        best.combined ? "; two faults at once, found greedily: the second on top of the first" : ""));
   if (!best.detail.empty()) lines.more(best.detail);
-  const std::ptrdiff_t others = number_as_good(own);
+  const std::size_t others = as_good(own).others.size();
   if (others > kFew)
     lines.more(formatted("{} other causes predict the same numbers on this batch; in f32 or with other lengths they may differ",
                          others));
@@ -92,26 +72,10 @@ void add_cause(const DiagnosisPart& part, std::span<const Suspicion> own, bool s
   if (!best.next.empty()) lines.add("next", best.next);
 }
 
-/// Suspects that this batch could have shown, by what they explain; rounding comes last.
-std::vector<const Suspicion*> refuted_of(std::span<const Suspicion> own) {
-  std::vector<const Suspicion*> refuted;
-  bool unproven = false;
-  for (const Suspicion& s : own) {
-    // Faults that leave rows unwritten differ in which: one line is enough for what no bytes prove.
-    const bool again = s.standing == Standing::unproven && std::exchange(unproven, true);
-    if (!again && (s.standing == Standing::refuted || s.standing == Standing::unproven)) refuted.push_back(&s);
-  }
-  std::stable_sort(refuted.begin(), refuted.end(), [](const Suspicion* a, const Suspicion* b) {
-    return a->explained != b->explained ? a->explained > b->explained : a->largest_move > b->largest_move;
-  });
-  const auto numerics = std::find_if(refuted.begin(), refuted.end(), [](const Suspicion* s) { return s->fault == kRounding; });
-  if (numerics != refuted.end()) std::rotate(numerics, numerics + 1, refuted.end());
-  return refuted;
-}
-
 /// Refuted suspects, best first; rounding is always among them, with how far it moves these rows.
 void add_refuted(std::span<const Suspicion> own, bool known, Lines& lines) {
-  const std::vector<const Suspicion*> refuted = refuted_of(own);
+  std::vector<const Suspicion*> refuted = refuted_of(own);
+  if (!known) std::erase_if(refuted, [](const Suspicion* s) { return s->fault != kRounding && is_nothing(s->explained); });
   const std::size_t most = known ? kRefuted : kSuspects;
   for (std::size_t i = 0; i < std::min(most, refuted.size()); ++i)
     lines.add(known ? "refuted" : "suspect", formatted("{}: {}", refuted[i]->text, refuted[i]->refutation));
@@ -138,13 +102,6 @@ void add_wrong(const std::vector<WrongRequest>& wrong, Lines& lines) {
   if (wrong.size() > kListedRequests) lines.add("wrong", formatted("... and {} more requests", wrong.size() - kListedRequests));
 }
 
-void add_coverage(const Diagnosis& d, Lines& lines) {
-  lines.more(d.complete
-                 ? formatted("every one of the {} rows was compared with the fp64 reference", d.num_tokens)
-                 : formatted("laws cover all {} rows; {} of them were compared with the fp64 reference (--full compares all)",
-                             d.num_tokens, d.compared_rows));
-}
-
 /// What a search that time ended has left out.
 void add_stopped(const Diagnosis& d, Lines& lines) {
   if (d.stopped_after <= 0) return;
@@ -153,12 +110,6 @@ void add_stopped(const Diagnosis& d, Lines& lines) {
   lines.add("stopped", formatted("after {:.3g} s; not tried: {}{} (--seconds gives more time, --full all; --json names them)",
                                  d.stopped_after, fmt::join(named, ", "),
                                  d.not_tried.size() > kNamed ? formatted(" and {} more", d.not_tried.size() - kNamed) : ""));
-}
-
-/// "right", or "right for a kernel that rounds its softmax weights to bf16 (worst 0.63 of the tolerance)".
-std::string diagnosis_verdict_text(const Diagnosis& d) {
-  if (d.verdict != DiagnosisVerdict::right || d.profile.plain()) return std::string(name(d.verdict));
-  return formatted("right for a kernel that {} (worst {:.2f} of the tolerance)", in_words(d.profile), d.worst_right);
 }
 
 /// Adds the profile's name, who named it, and what it hides. Adds nothing for the plain profile.
@@ -174,12 +125,44 @@ void add_profile(const Diagnosis& d, Lines& lines) {
 }
 
 std::string broken_batch_text(const Diagnosis& d) {
-  std::string text = "verdict  broken batch: what a kernel makes of it is undefined\n";
+  std::string text = formatted("verdict  {}\n", diagnosis_verdict_text(d));
   for (const Finding& finding : d.findings) text += formatted("{:<9}{}\n", "rule", finding.message);
   return text;
 }
 
 }  // namespace
+
+namespace report {
+
+std::vector<const Suspicion*> refuted_of(std::span<const Suspicion> own) {
+  std::vector<const Suspicion*> refuted;
+  bool unproven = false;
+  for (const Suspicion& s : own) {
+    // Faults that leave rows unwritten differ in which: one line is enough for what no bytes prove.
+    const bool again = s.standing == Standing::unproven && std::exchange(unproven, true);
+    if (!again && (s.standing == Standing::refuted || s.standing == Standing::unproven)) refuted.push_back(&s);
+  }
+  const auto rank = [](const Suspicion* s) { return s->fault == kRounding ? 2 : s->standing == Standing::unproven ? 1 : 0; };
+  std::stable_sort(refuted.begin(), refuted.end(), [&](const Suspicion* a, const Suspicion* b) {
+    if (rank(a) != rank(b)) return rank(a) < rank(b);
+    return a->explained != b->explained ? a->explained > b->explained : a->largest_move > b->largest_move;
+  });
+  return refuted;
+}
+
+std::string diagnosis_verdict_text(const Diagnosis& d) {
+  if (d.verdict == DiagnosisVerdict::broken_batch) return "broken batch: what a kernel makes of it is undefined";
+  if (d.verdict != DiagnosisVerdict::right || d.profile.plain()) return std::string(name(d.verdict));
+  return formatted("right for a kernel that {} (worst {:.2f} of the tolerance)", in_words(d.profile), d.worst_right);
+}
+
+std::string coverage_text(const Diagnosis& d) {
+  return d.complete ? formatted("every one of the {} rows was compared with the fp64 reference", d.num_tokens)
+                    : formatted("laws cover all {} rows; {} of them were compared with the fp64 reference (--full compares all)",
+                                d.num_tokens, d.compared_rows);
+}
+
+}  // namespace report
 
 std::string to_string(const Diagnosis& d) {
   if (d.verdict == DiagnosisVerdict::broken_batch) return broken_batch_text(d);
@@ -188,12 +171,15 @@ std::string to_string(const Diagnosis& d) {
   lines.add("verdict", diagnosis_verdict_text(d));
   add_profile(d, lines);
   if (d.verdict == DiagnosisVerdict::right) {
-    add_coverage(d, lines);
+    lines.more(coverage_text(d));
     return lines.take();
   }
-  for (const CellPattern& pattern : d.patterns) lines.add("pattern", pattern.text);
+  for (const CellPattern& pattern : d.patterns) {
+    lines.add("pattern", pattern.text);
+    if (!pattern.also.empty()) lines.more(formatted("the same rows: {}", fmt::join(pattern.also, "; ")));
+  }
   add_wrong(d.wrong, lines);
-  add_coverage(d, lines);
+  lines.more(coverage_text(d));
   for (const LawFinding& law : d.laws)
     lines.add("law", formatted("{}: {} row{} ({}); {}", name(law.law), law.tokens.size(), law.tokens.size() == 1 ? "" : "s",
                                runs(law.tokens), law.text));
@@ -205,7 +191,7 @@ std::string to_string(const Diagnosis& d) {
   for (const DiagnosisPart& part : d.parts) {
     const auto own = std::span<const Suspicion>(d.suspicions).subspan(part.first, part.count);
     add_cause(part, own, d.parts.size() > 1, lines);
-    if (!own.front().certain && number_as_good(own) > kFew && d.nothing_finite) lines.add("next", kNextAfterNaN);
+    if (!own.front().certain && as_good(own).others.size() > kFew && d.nothing_finite) lines.add("next", kNextAfterNaN);
     add_refuted(own, known, lines);
   }
   return lines.take();
