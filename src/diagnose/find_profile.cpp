@@ -35,10 +35,11 @@ constexpr std::size_t kManyCells = 8;
 constexpr double kLeastSize[] = {0.65, 0.3};
 constexpr double kMostSize[] = {1.7, 3};
 constexpr double kLeastTenth = 0.2;
-// Upper over lower quartile of the sizes. Counts of two independent roundings, each of kTells changes, have quotients whose
-// logarithm has the standard deviation sqrt(2 / kTells), their root half of it: a quotient of quartiles of exp(1.35 / 4) = 1.4.
-// Twice that exponent leaves room for other maxima and few keys; errors of a fault spread by factors of 2 to 6.
-constexpr double kMostSpread = 2;
+// Upper over lower quartile of the sizes. Two independent roundings of many weights, with kTells changes each, differ by a
+// quotient whose logarithm has the standard deviation sqrt(2 / kTells) / 2: quartiles of a quotient of 1.4. Where one weight
+// dominates, the quotient of two uniform errors has the quartiles 1/2 and 2: a quotient of 4. Rows of both kinds lie between;
+// errors of a fault spread by more than 4.
+constexpr double kMostSpread = 3;
 constexpr double kAllRight = 0.05;     // a profile under which all cells are right may be that much less alike
 constexpr double kClearlyLess = 0.15;  // a wider profile must be that much more alike than one that makes all right
 // Cells that are wrong in f32 and must become right under a profile: this share of them, or this number.
