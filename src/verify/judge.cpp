@@ -267,7 +267,6 @@ Case Judge::view(PoisonKind between, const cases::Chosen& chosen) const {
   return cases::with_views(p_.c, {odd ? Strides::any : Strides::rows, seed + phase, between}, chosen);
 }
 
-/// Why this case is not asked with views; empty if it is.
 std::string Judge::no_views() const {
   if (target_.strides == Strides::none) return "the target takes contiguous inputs alone";
   if (p_.sparse) return "its cache is sparse";

@@ -59,6 +59,9 @@ class Judge {
   /// that no engine has, if the target takes these.
   Case view(PoisonKind between, const cases::Chosen& chosen = nullptr) const;
 
+  /// Why the case is not asked with views, which would fill all memory of a sparse cache; empty if it is.
+  std::string no_views() const;
+
  private:
   friend std::string inputs_to_blame(const Target& target, const Prepared& p);
   bool fails_on_views(const std::vector<std::string>& names) const;
@@ -75,7 +78,6 @@ class Judge {
   std::string written_padding() const;
   void drop_padding(Written& w) const;
   void judge_poison(const std::string& check, PoisonKind kind);
-  std::string no_views() const;
   std::string wrong_on_views(const Written& w) const;
   void judge_views(PoisonKind kind);
   bool passes_with_gaps();
