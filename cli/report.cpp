@@ -24,7 +24,8 @@ bool flag_in_environment(const char* name) {
 
 /// The width of the terminal that stdout is; else what COLUMNS says, or 80.
 std::int64_t columns_of_stdout() {
-  constexpr std::int64_t kNarrowest = 40;  // below, labels and words leave no room for lines
+  // Columns. A narrower report would break in nearly every word, as labels take nine columns of each line.
+  constexpr std::int64_t kNarrowest = 40;
   winsize size = {};
   if (isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
     return std::max<std::int64_t>(kNarrowest, size.ws_col);

@@ -23,7 +23,7 @@ struct CacheContents {
 /// The contents of a batch's cache: lengths are cached_lens, or seq_lens in a batch without cached_lens.
 CacheContents contents_of(const Batch& batch, const KVCache& cache);
 
-/// What became, in cache B, of a row of cache A. A row is K or V of one position and KV head.
+/// The fate, in cache B, of a row of cache A. A row is K or V of one position and KV head.
 enum class RowFate : std::int32_t {
   identical,  ///< the same bytes in the same place, or the same after append()'s rounding where the types differ
   moved,      ///< in another place that B's block table lists: position, head, request, or the other of K and V

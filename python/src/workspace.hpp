@@ -32,8 +32,8 @@ struct DeviceWorkspace {
 /// Workspace that the caller gave, or one from the library of the query, which frees it when work enqueued by then is done.
 DeviceWorkspace device_workspace(const ArrayRef& query, std::size_t bytes, nb::handle given, nb::handle stream);
 
-/// What became of a call whose workspace is new: ask() is its attend_status(), which tells once of earlier calls. Those that it finds
-/// in new memory are of a workspace that was freed, so that the second answer is of this call.
+/// The outcome of a call whose workspace is new: ask() is its attend_status(), which tells once of earlier calls. Those that it
+/// finds in new memory are of a workspace that was freed, so that the second answer is of this call.
 template <class Ask>
 quire::Status status_in_new_workspace(Ask&& ask) {
   const quire::Status first = ask();

@@ -11,7 +11,7 @@
 
 namespace quire::batch {
 
-/// What a tensor holds. A `scale` has one element, one for each head or one for each token.
+/// The role of a tensor. A `scale` has one element, one for each head or one for each token.
 enum class Kind { rows, index, flags, floats, scale, cache, block_scale };
 /// `required`: every call and every capture has it. `call_requires`: every call has it; a capture may lack it, and reading the
 /// capture makes it.

@@ -20,7 +20,7 @@ struct Told {
 /// What became of a run: "at positions 32 to 47", "zeros in B". `last` is the last position, resolved.
 std::string text_of(const Segment& segment, std::int64_t last, const Told& told, const View& b, const Trace& trace);
 
-/// What became of the rows of a label, without positions, for a summary: "moved by 1 position", "K and V are swapped".
+/// The fate of the rows of a label, without positions, for a summary: "moved by 1 position", "K and V are swapped".
 std::string summary_of(const Label& label, const Told& told, const Trace& trace);
 
 }  // namespace quire::caches

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bytes of wrong cells are, without a hypothesis: kept from before the call, zeros, NaN, another cell's right answer;
-// and the order in which a wrong lse holds all right values.
+// Classes of wrong cells by their bytes, without a hypothesis: kept from before the call, zeros, NaN, another cell's right
+// answer; and the order in which a wrong lse holds all right values.
 #pragma once
 
 #include <string>

@@ -71,18 +71,23 @@ Units places_of(const CensusRow& row, const Units& right) {
   return places;
 }
 
-/// The rows of this step of the row's request, in blocks of page_size, that the row does not see.
-void add_fresh(const CensusRow& row, Units& units) {
+/// The rows of this step of the row's request, in blocks of page_size, that the row does not see. Returns false if they are more
+/// than `most`, of which those next to the context are added.
+bool add_fresh(const CensusRow& row, Units& units, std::size_t most) {
   const Facts& f = row.facts();
-  if (!f.batch.key.present()) return;
+  if (!f.batch.key.present()) return true;
   const Row& r = row.row();
   const std::int64_t first = r.first_token - r.context_len();  // row of position 0
   for (std::int64_t at = r.context_len() / f.page_size * f.page_size; at < r.seq_len; at += f.page_size) {
+    if (most == 0) return false;
     CensusUnit unit{Kind::fresh, first + at, {}, at, 0};
     for (std::int64_t o = 0; o < f.page_size; ++o)
       if (at + o >= r.context_len() && at + o < r.seq_len) unit.offsets.push_back(o);
-    if (std::none_of(units.begin(), units.end(), [&](const CensusUnit& u) { return u.same_keys(unit); })) units.push_back(unit);
+    if (std::any_of(units.begin(), units.end(), [&](const CensusUnit& u) { return u.same_keys(unit); })) continue;
+    units.push_back(unit);
+    --most;
   }
+  return true;
 }
 
 struct Candidates {
@@ -94,14 +99,14 @@ struct Candidates {
 Candidates coarse(const CensusRow& row, const Units& right) {
   const Facts& f = row.facts();
   Candidates list{right, false};
-  add_fresh(row, list.units);
-  const Units places = places_of(row, right);
-  if (places.empty()) return list;
   const double per_unit = static_cast<double>(f.page_size) * row.work_per_key();
   const auto most = static_cast<std::size_t>(std::min(
       {static_cast<double>(kMostUnits), kMostColumnNumbers / static_cast<double>(row.equations()), kMostColumnWork / per_unit}));
-  const std::size_t most_pages = most / places.size();
-  list.capped = most_pages < Facts::at(f.num_pages);
+  const bool all_fresh = add_fresh(row, list.units, most / 2);
+  const Units places = places_of(row, right);
+  if (places.empty()) return list;
+  const std::size_t most_pages = (most - (list.units.size() - right.size())) / places.size();
+  list.capped = !all_fresh || most_pages < Facts::at(f.num_pages);
   for (const std::int64_t page : pages_by_interest(f, row.row().req, most_pages))
     for (CensusUnit unit : places) {
       unit.from = page;
@@ -144,7 +149,7 @@ Solution solved(const CensusRow& row, const Units& units) {
   return found;
 }
 
-/// What one reading may be: the median of the right units first, and every other count that is no noise.
+/// Counts that may stand for one reading: the median of the right units first, then every other count that is no noise.
 std::vector<double> sizes_of_one(const Units& units, const Solution& found) {
   constexpr std::size_t kSizes = 24;
   constexpr double kSame = 0.02;  // sizes closer than this round alike

@@ -16,7 +16,7 @@ struct RowCensus {
   std::int64_t token = 0, request = 0;
   std::size_t heads = 0, equations = 0;
   std::size_t candidates = 0;     ///< units that weigh enough for the equations to tell how often they were read
-  bool capped = false;            ///< the cache holds more pages than were asked
+  bool capped = false;            ///< the cache holds more pages, or the request more rows of this step, than were asked
   double worst = 0;               ///< largest error that the counts leave, in tolerances
   std::vector<CensusUnit> units;  ///< read, or to be read
   std::vector<int> counts;        ///< [unit] how often it was read

@@ -81,8 +81,10 @@ std::vector<PageIdRule> possible_rules(const PageLists& lists) {
     if (last == extra.front())
       rules.push_back(
           {formatted("page ids from {} on as page {}", first, last), [first, last](N p) { return p < first ? p : last; }});
-    for (N m = lists.read.back() + 1; m <= lists.right.back(); ++m)
-      rules.push_back({formatted("page ids modulo {}", m), [m](N p) { return p % m; }});
+    // A modulus takes the first missing page to an extra one, so it divides what lies between them.
+    for (N m = lists.read.back() + 1; m <= first; ++m)
+      if (std::binary_search(extra.begin(), extra.end(), first % m))
+        rules.push_back({formatted("page ids modulo {}", m), [m](N p) { return p % m; }});
   }
   const N by = lists.read.front() - lists.right.front();
   if (by != 0) rules.push_back({formatted("page ids {:+}", by), [by](N p) { return p + by; }});

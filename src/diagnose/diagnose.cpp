@@ -182,8 +182,9 @@ Result<Diagnosis> diagnosed(const Case& c, const DiagnoseOptions& options, const
 }  // namespace diagnose_detail
 
 Result<Diagnosis> diagnose(const Case& c, const DiagnoseOptions& options) try {
-  if (const std::string error = duration_error(options.seconds); !error.empty())
-    return Status(Code::invalid_argument, "diagnose: seconds: " + error);
+  for (const auto& [name, seconds] : {std::pair("seconds", options.seconds), {"reference_seconds", options.reference_seconds}})
+    if (const std::string error = duration_error(seconds); !error.empty())
+      return Status(Code::invalid_argument, formatted("diagnose: {}: {}", name, error));
   return diagnose_detail::diagnosed(c, options);
 } catch (...) {
   return batch::caught("diagnose");

@@ -12,8 +12,9 @@
 namespace quire::diagnose_detail {
 namespace {
 
-constexpr std::size_t kCommonPages =
-    8;                            // most pages tried, each read by all rows of the rule; pages with the fewest readers first
+// Pages tried, at most, that all rows of the rule read. Those with the fewest readers come first; more cost time and name
+// nothing.
+constexpr std::size_t kCommonPages = 8;
 constexpr std::size_t kAlso = 3;  // other conditions that are named
 
 struct Phrase {

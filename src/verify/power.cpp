@@ -127,6 +127,7 @@ class Power {
     if (!all_checks_.contains("strided_inputs")) checks.clear();
     std::vector<Judge> judges;
     for (const std::size_t i : list) judges.emplace_back(mutants_[i].target, p, checks);
+    if (judges.empty() || !judges.front().no_views().empty()) return;
     in_parallel(list.size(), [&](std::size_t j) {
       judges[j].on_zeros();
       judges[j].on_bits();
@@ -137,7 +138,6 @@ class Power {
   }
 
   static bool moves_an_element(const Judge& judge, const Target& target, const Prepared& p) {
-    if (!judge.no_views().empty()) return false;
     for (const PoisonKind between : {PoisonKind::nan, PoisonKind::finite_garbage}) {
       const Prepared viewed{p.entry, judge.view(between), p.expected, p.tokens, p.sparse};
       Judge again(target, viewed, {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bytes of wrong cells are: each class, and lse in another order, planted by hand.
+// Each class of bytes in wrong cells, and lse in another order, planted by hand.
 #include "diagnose/cell_bytes.h"
 #include "diagnose/diagnose_util.h"
 
@@ -33,6 +33,14 @@ TEST(CellBytes, EachClassIsCounted) {
   EXPECT_EQ(lines[0],
             "the 5 wrong cells looked at hold: 1 what output held before the call, 1 zeros, 1 no finite number, 1 another cell's "
             "right answer (row 3 head 4 that of row 3 head 6)");
+}
+
+/// An output that holds right answers before the call is that of the call itself, as captures taken behind it have.
+TEST(CellBytes, AnOutputThatIsRightBeforeTheCallProvesNothing) {
+  Case c = right(kLine);
+  for (std::int64_t d = 0; d < 64; ++d) f32_at(c.observed, 4, 5, d) += 0.5f;
+  c.batch.output = copy_of(c, c.observed);
+  EXPECT_TRUE(lines_of(c).empty());
 }
 
 TEST(CellBytes, NothingIsSaidOfOtherNumbersAndRightOutputs) {

@@ -13,7 +13,7 @@ namespace quire::gpu {
 
 constexpr std::int64_t kNoPage = -1;
 
-/// Which entries of a request's row of the block table may be read. The lengths of the request are sound.
+/// The entries of a request's row of the block table that may be read. The lengths of the request are sound.
 QUIRE_DEVICE semantics::VisiblePages visible_pages(const AttendArgs& a, const Sight& sight, std::int64_t first_token,
                                                    std::int64_t query_len, std::int64_t cached_len) {
   semantics::VisiblePages pages;
