@@ -2,6 +2,7 @@
 // K and V of different head_dims, and V in K's rows (MLA): one taken for the other.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "faults/families.h"
 #include "text/formatted.h"
@@ -32,12 +33,44 @@ Suspects strides_of_other(const Clues& e, Side wrong) {
       formatted("rows of {} instead of {}", dims, f.dims_of(wrong)));
 }
 
+/// Whether the V of cached tokens is the leading dims of their K, in one tensor or in two; some tokens of each request are asked.
+bool v_begins_k(const Facts& f) {
+  constexpr std::int64_t kMost = 16;
+  if (f.v_is_in_k()) return true;
+  const Model truth(f);
+  std::vector<std::int64_t> scratch;
+  std::vector<double> key(Facts::at(f.v_head_dim)), value(key.size());
+  for (std::int64_t r = 0; r < f.num_reqs && f.v_head_dim < f.head_dim; ++r) {
+    const Range range = cached_range(f, r);
+    for (std::int64_t k = range.first; k <= std::min(range.last, range.first + kMost); ++k) {
+      const Row row = truth.row(f.query_start_loc[Facts::at(r)], 0);
+      load_vector(truth, row, Side::key, k, scratch, key);
+      load_vector(truth, row, Side::value, k, scratch, value);
+      if (key != value) return false;
+    }
+  }
+  return f.v_head_dim < f.head_dim;
+}
+
 /// A latent row is [values, RoPE part]: V taken from its last dims instead of its first.
 Suspects v_behind_rope(const Clues& e) {
   const Facts& f = e.facts;
-  if (f.has_equal_dims() || !f.v_is_in_k()) return cannot_show("V is not a part of K's rows");
+  if (f.has_equal_dims() || !v_begins_k(f)) return cannot_show("V is not a part of K's rows");
   if (!any_cached(f)) return cannot_show(kNotCached);
   const std::int64_t first = f.head_dim - f.v_head_dim;
+  if (!f.v_is_in_k())
+    return one(function_changed(&Model::vector,
+                                [facts = &f, truth = std::make_shared<Model>(f), first](const auto& before, const Row& row,
+                                                                                        Side side, const Place& place,
+                                                                                        std::int64_t head, std::span<double> v) {
+                                  if (before) before(row, side, place, head, v);
+                                  if (side == Side::key || place.kind != Place::Kind::cache) return;
+                                  const float* key = facts->decoded.slot(Side::key, place.page, place.offset, head);
+                                  const double scale = truth->scale(Side::key, place, head) * facts->value_unit;
+                                  for (std::size_t d = 0; key != nullptr && d < v.size(); ++d)
+                                    v[d] = scale * static_cast<double>(key[Facts::at(first) + d]);
+                                }),
+               formatted("from dim {}", first));
   return one(function_changed(&Model::elements,
                               [shift = first * f.cache.v.stride[3]](const auto& before, Side side, const Place& place,
                                                                     std::int64_t head, std::span<std::int64_t> at) {

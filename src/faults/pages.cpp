@@ -151,14 +151,17 @@ Suspects row_stride(const Clues& e) {
 Suspects narrow_ids(const Clues& e) {
   const Facts* f = &e.facts;
   Suspects s;
-  const auto add = [&](const char* type, auto narrow) {
+  const auto add = [&](std::string type, auto narrow) {
     const Table wrong = [f, narrow](std::int64_t r, std::int64_t j) { return narrow(f->page(r, j)); };
-    if (differs(*f, wrong)) s.list.push_back({type, table(wrong)});
+    if (differs(*f, wrong)) s.list.push_back({std::move(type), table(wrong)});
   };
   add("uint8", [](std::int64_t id) -> std::int64_t { return static_cast<std::uint8_t>(id); });
   add("int8", [](std::int64_t id) -> std::int64_t { return static_cast<std::int8_t>(id); });
   add("uint16", [](std::int64_t id) -> std::int64_t { return static_cast<std::uint16_t>(id); });
   add("int16", [](std::int64_t id) -> std::int64_t { return static_cast<std::int16_t>(id); });
+  for (int bits = 4; bits < 15 && !e.wrong.empty(); ++bits)  // mutants are those of types
+    if (const std::int64_t mask = (std::int64_t{1} << bits) - 1; bits != 8)
+      add(formatted("{} bits", bits), [mask](std::int64_t id) { return id >= 0 ? id & mask : id; });
   return std::move(s).or_why_not(any_cached(*f) ? "every page id in use fits into 7 bits" : kNotCached);
 }
 
@@ -288,7 +291,7 @@ void add_pages(std::vector<Fault>& list) {
   add("page_order_reversed", "reads the pages of a request in reverse order", "", kIndex, reversed);
   add("block_table_ignored", "takes the pages of a request for consecutive", "",
       "look for a contiguous-cache kernel called with a paged cache", ignored_pages);
-  add("page_id_truncated", "keeps page ids in 8 or 16 bits", "",
+  add("page_id_truncated", "keeps too few bits of page ids", "",
       "look at the type of the page id between the table and the address", narrow_ids);
   add("page_size_shifted", "divides by the page size with a shift", "vllm#31380, vllm#35923",
       "page_size need not be a power of two", shift_for_size, Rank::mechanism);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dims of the output (or of V, which is the same) stored elsewhere, repeated, or dropped; and dims of the dot product in another
-// order. The map of output dims is read off the wrong cells; orders of q and K are a short list.
+// order, or left out. The map of output dims and the range left out are read off wrong cells; orders of q and K are a short list.
 #include <algorithm>
 #include <cmath>
 
@@ -89,7 +89,7 @@ struct Order {
   std::function<std::int64_t(std::int64_t d, std::int64_t dims)> source;  ///< -1: the product is left out
 };
 
-std::vector<Order> orders(std::int64_t dims) {
+std::vector<Order> orders(std::int64_t dims, std::int64_t v_dims) {
   using N = std::int64_t;
   const auto even = [](N n) { return (n + 1) / 2; };  // even dims; one more than odd ones if their number is odd
   std::vector<Order> list{
@@ -108,6 +108,9 @@ std::vector<Order> orders(std::int64_t dims) {
     if (by < dims)
       for (const N shift : {by, dims - by})
         list.push_back({formatted("rotated by {}", shift), [shift](N d, N n) { return (d + shift) % n; }});
+  for (const N first : {v_dims, dims - v_dims})  // of a latent row: its values, and its RoPE part
+    if (v_dims < dims)
+      list.push_back({formatted("its first {} dims behind the others", first), [first](N d, N n) { return (d + first) % n; }});
   for (const N width : {4, 8, 16, 32})
     if (dims % width == 0) {
       list.push_back({formatted("reverse order in chunks of {}", width),
@@ -124,13 +127,86 @@ std::vector<Order> orders(std::int64_t dims) {
   return list;
 }
 
+/// Dot products of a cell's query with its keys, summed up to every border between blocks of dims.
+class BlockSums {
+ public:
+  BlockSums(const Facts& f, const OpenCell& cell, std::int64_t block) : cell_(cell), truth_(f) {
+    std::vector<double> query, key(Facts::at(f.head_dim));
+    std::vector<std::int64_t> scratch;
+    for (std::int64_t d = 0; d < f.head_dim; ++d) query.push_back(truth_.query(cell.row, d));
+    for (std::int64_t d = 0; d <= f.head_dim; d = d < f.head_dim ? std::min(d + block, f.head_dim) : d + 1) borders_.push_back(d);
+    for (std::int64_t k = cell.from; k < cell.to; ++k) {
+      if (!cell.sees(k)) continue;
+      keys_.push_back(k);
+      load_vector(truth_, cell.row, Side::key, k, scratch, key);
+      double sum = 0;
+      std::int64_t d = 0;
+      for (const std::int64_t border : borders_) {
+        for (; d < border; ++d) sum += query[Facts::at(d)] * key[Facts::at(d)];
+        sums_.push_back(sum);
+      }
+    }
+  }
+  const std::vector<std::int64_t>& borders() const { return borders_; }
+  /// Squared distance to the observed numbers if the dims between two borders are left out.
+  double without(std::size_t first, std::size_t last) const {
+    std::vector<double> weights, out(cell_.dims(), 0.0);
+    double max = cell_.max, sum = cell_.sink_weight;
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      const double* sums = sums_.data() + i * borders_.size();
+      weights.push_back(truth_.score(truth_, cell_.row, keys_[i], sums[borders_.size() - 1] - (sums[last] - sums[first])));
+      max = std::max(max, weights.back());
+    }
+    sum *= std::exp(cell_.max - max);
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      const double weight = std::exp(weights[i] - max);
+      sum += weight;
+      for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * cell_.value(keys_[i])[d];
+    }
+    for (double& value : out) value /= sum;
+    return cell_.distance(out);
+  }
+
+ private:
+  const OpenCell& cell_;
+  Model truth_;
+  std::vector<std::int64_t> borders_, keys_;
+  std::vector<double> sums_;  ///< [key][border]
+};
+
+/// A range of dims that no product takes; its ends are multiples of a block, which is wider where there are more dims.
+void propose_left_out(const Scene& scene, Proposals& list) {
+  constexpr std::int64_t kMostBlocks = 36;  // 666 ranges
+  constexpr double kMostProducts = 1e8;     // multiply-adds of one search: about 0.1 s
+  const std::int64_t dims = scene.facts.head_dim;
+  std::int64_t block = 8;
+  while (dims / block > kMostBlocks) block *= 2;
+  if (scene.cells.empty() || dims <= block) return;
+  const OpenCell& cell = scene.cells.front();
+  const auto ranges = static_cast<double>((dims / block + 1) * (dims / block + 1) / 2);
+  if (ranges * static_cast<double>((cell.to - cell.from) * scene.facts.v_head_dim) > kMostProducts) return;
+  const BlockSums sums(scene.facts, cell, block);
+  const std::vector<std::int64_t>& borders = sums.borders();
+  for (std::size_t first = 0; first < borders.size(); ++first)
+    for (std::size_t last = first + 1; last < borders.size(); ++last) {
+      if ((first == 0 && last + 1 == borders.size()) || !cell.explained_by(sums.without(first, last))) continue;
+      list.push_back({"dims", "leaves dims out of the dot product", formatted("dims {}-{}", borders[first], borders[last] - 1),
+                      "compare the dims that a score sums over with head_dim", 2,
+                      function_changed(&Model::query, [from = borders[first], to = borders[last]](
+                                                          const auto& before, const Row& row, std::int64_t d) {
+                        return d >= from && d < to ? 0.0 : before(row, d);
+                      })});
+    }
+}
+
 }  // namespace
 
 void propose_dims(const Scene& scene, Proposals& list) {
   propose_output_dims(scene, list);
+  propose_left_out(scene, list);
   const std::int64_t dims = scene.facts.head_dim;
   if (dims < 4) return;
-  for (const Order& order : orders(dims)) {
+  for (const Order& order : orders(dims, scene.facts.v_head_dim)) {
     list.push_back({"dims", "multiplies other dims of q and K with each other", order.text,
                     "compare the order of dims in q and in K", 1,
                     function_changed(&Model::query, [order, dims](const auto& before, const Row& row, std::int64_t d) {

@@ -2,7 +2,11 @@
 // K or V decoded as another type, or from another layout. The catalogue has both sides at once; kernels convert K and V in
 // different places.
 
+#include <algorithm>
+#include <cmath>
+
 #include "diagnose/mechanisms/mechanism.h"
+#include "semantics/dtype.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -12,15 +16,23 @@ namespace {
 struct Reading {
   std::string name;
   std::function<void(const void* data, std::span<const std::int64_t> at, double* values)> decode;
+  int parameters = 0;
 };
 
 std::vector<Reading> readings(DType stored) {
   std::vector<Reading> list;
   const auto as = [&](DType type) {
-    if (type != stored)
-      list.push_back({std::string(name(type)), [type](const void* data, std::span<const std::int64_t> at, double* values) {
+    if (type == stored) return;
+    list.push_back({std::string(name(type)), [type](const void* data, std::span<const std::int64_t> at, double* values) {
+                      faults_detail::decode_as(type, data, at, values);
+                    }});
+    if (is_fp8(type))
+      list.push_back({formatted("{}, codes of NaN and infinity as 0", name(type)),
+                      [type](const void* data, std::span<const std::int64_t> at, double* values) {
                         faults_detail::decode_as(type, data, at, values);
-                      }});
+                        std::replace_if(values, values + at.size(), [](double v) { return !std::isfinite(v); }, 0.0);
+                      },
+                      2});
   };
   if (itemsize(stored) == 2) {
     as(DType::f16);
@@ -54,7 +66,7 @@ void propose_readings(const Facts& f, Proposals& list) {
                formatted("reads {} as another type", sides.text()),
                formatted("as {}", reading.name),
                "name the format in full, fn or fnuz, e4m3 or e5m2, from the append to the kernel",
-               0,
+               reading.parameters,
                {}};
     p.plant = function_changed(&Model::decode, [sides, reading](const auto& before, Side side, const void* data,
                                                                 std::span<const std::int64_t> at, double* values) {
@@ -62,6 +74,24 @@ void propose_readings(const Facts& f, Proposals& list) {
     });
     list.push_back(std::move(p));
   }
+}
+
+/// The query's bytes as the other type of 16 bits.
+void propose_query_reading(const Facts& f, Proposals& list) {
+  const DType stored = f.batch.query.dtype;
+  if (itemsize(stored) != 2) return;
+  const DType other = stored == DType::f16 ? DType::bf16 : DType::f16;
+  list.push_back({"element_type", "reads the query as another type", formatted("{} as {}", name(stored), name(other)),
+                  "pass the type of the query with its pointer", 0, [other](Model& m) {
+                    m.query = [f = m.facts, other, before = m.query](const Row& row, std::int64_t d) {
+                      const Tensor& q = f->batch.query;
+                      const double right = before(row, d);
+                      if (right == 0 || std::isnan(right)) return right;
+                      const std::int64_t at = row.query_token * q.stride[0] + row.query_head * q.stride[1] + d * q.stride[2];
+                      const double q_scale = right / semantics::load(q.data, q.dtype, at);
+                      return q_scale * semantics::load(q.data, other, at);
+                    };
+                  }});
 }
 
 /// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.
@@ -144,7 +174,10 @@ void propose_exchange(const Facts& facts, Proposals& list) {
 
 }  // namespace
 
-void propose_element_type(const Scene& scene, Proposals& list) { propose_readings(scene.facts, list); }
+void propose_element_type(const Scene& scene, Proposals& list) {
+  propose_readings(scene.facts, list);
+  propose_query_reading(scene.facts, list);
+}
 void propose_layout(const Scene& scene, Proposals& list) {
   propose_orders(scene.facts, list);
   propose_exchange(scene.facts, list);

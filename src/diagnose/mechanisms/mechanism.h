@@ -60,6 +60,7 @@ void propose_kv_head(const Scene& scene, Proposals& list);
 void propose_table_row(const Scene& scene, Proposals& list);
 void propose_page(const Scene& scene, Proposals& list);
 void propose_page_contents(const Scene& scene, Proposals& list);
+void propose_new_rows(const Scene& scene, Proposals& list);
 void propose_census(const Scene& scene, Proposals& list);
 void propose_positions(const Scene& scene, Proposals& list);
 void propose_rope(const Scene& scene, Proposals& list);
@@ -69,11 +70,15 @@ void propose_rounded_weights(const Scene& scene, Proposals& list);
 void propose_element_type(const Scene& scene, Proposals& list);
 void propose_layout(const Scene& scene, Proposals& list);
 void propose_mask(const Scene& scene, Proposals& list);
+void propose_shapes(const Scene& scene, Proposals& list);
 void propose_split(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 
 /// Returns the proposals of every mechanism; mechanisms that time left no room for go to `not_tried`.
 Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<std::string>& not_tried);
+
+/// Whether a model explains a cell: a parameter that does not is not worth proposing.
+bool explains(const Facts& facts, const OpenCell& cell, const Plant& plant);
 
 /// The mechanism that a fault of the catalogue is an instance of.
 std::string mechanism_of(const FaultInfo& fault);

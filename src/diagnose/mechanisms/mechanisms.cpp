@@ -89,6 +89,8 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
                                    {"table_row", propose_table_row},
                                    {"page", propose_page},
                                    {"page_contents", propose_page_contents},
+                                   {"shapes", propose_shapes},
+                                   {"new_rows", propose_new_rows},
                                    {"census", propose_census},
                                    {"positions", propose_positions},
                                    {"rope", propose_rope},
@@ -113,6 +115,12 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
   Proposals all;
   for (Proposals& list : lists) std::move(list.begin(), list.end(), std::back_inserter(all));
   return all;
+}
+
+bool explains(const Facts& facts, const OpenCell& cell, const Plant& plant) {
+  Model model(facts);
+  plant(model);
+  return cell.explained_by(cell.distance(evaluate(model, std::span<const RowHead>(&cell.at, 1))[0].out));
 }
 
 bool all_same(const std::vector<double>& values, double relative) {

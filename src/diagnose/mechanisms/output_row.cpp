@@ -41,9 +41,23 @@ std::string rule_of(const RowHeadMap& map) {
   return formatted("row {}, head {} holds row {}, head {}, and so on", first.first, first.second, to.token, to.head);
 }
 
+/// The sum of the right answer and of what the output held before the call.
+void propose_sum(Proposals& list) {
+  list.push_back({"output_row", "adds its output to what the buffer held", "",
+                  "clear the output before a kernel that adds to it, or store with beta = 0", 0, [](Model& m) {
+                    m.finish = [f = m.facts, before = m.finish](const Row& row, RowResult& result) {
+                      before(row, result);
+                      const Observed held{f->batch.output, f->batch.lse};
+                      for (std::size_t d = 0; d < result.out.size(); ++d)
+                        result.out[d] += held.at(row.token, row.head, static_cast<std::int64_t>(d));
+                    };
+                  }});
+}
+
 }  // namespace
 
 void propose_output_row(const Scene& scene, Proposals& list) {
+  propose_sum(list);
   const CellDirectory directory(scene.facts, scene.observed, scene.where);
   RowHeadMap map;
   std::size_t tried = 0;

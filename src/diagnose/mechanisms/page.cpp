@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "diagnose/mechanisms/mechanism.h"
 #include "semantics/ceil_div.h"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
+constexpr std::int64_t kMostColumns = 64;  // columns of a table that are tried, each or each with each: bounds the time
 const char* const kNextPage =
     "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
     "writer";
@@ -60,6 +62,15 @@ std::vector<PageRule> table_rules() {
            place.page = f.page(row.req, std::min(k / size, f.max_pages_per_req - 1));
            place.offset = k % size % f.page_size;
          }});
+  for (const N size : {1, 4, 8, 16, 32, 64, 128, 256})
+    rules.push_back({formatted("slots addressed as if page_size were {}: page * {} + k % {}", size, size, size),
+                     [size](const Facts& f, const Row& row, N k, Place& place) {
+                       const N slots = f.num_pages * f.page_size;  // What lies behind the cache is unknown: it begins again.
+                       const N page = f.page(row.req, std::min(k / size, f.max_pages_per_req - 1));
+                       const N slot = (std::max<N>(page, 0) * size + k % size) % slots;
+                       place.page = slot / f.page_size;
+                       place.offset = slot % f.page_size;
+                     }});
   for (const N pages : {2, 4, 8})
     rules.push_back({formatted("tiles of {} pages read as if they lay in a row", pages),
                      [pages](const Facts& f, const Row& row, N k, Place& place) {
@@ -121,6 +132,34 @@ void propose_rules(const std::vector<PageRule>& rules, Proposals& list) {
     }
 }
 
+/// A table that holds no more than its first columns, with what a kernel reads for later ones. The cells tell how many.
+void propose_short_tables(const Scene& scene, Proposals& list) {
+  struct Later {
+    const char* text;
+    std::function<std::int64_t(const Facts&, std::int64_t req, std::int64_t column, std::int64_t columns)> page;
+  };
+  using N = std::int64_t;
+  const Later kinds[] = {{"later ones repeat the last of them", [](const Facts& f, N req, N, N n) { return f.page(req, n - 1); }},
+                         {"later ones begin again", [](const Facts& f, N req, N j, N n) { return f.page(req, j % n); }},
+                         {"later ones are physical page 0", [](const Facts&, N, N, N) { return 0; }}};
+  std::set<std::string> known;
+  for (std::size_t i = 0; i < std::min(kCellsSearched, scene.cells.size()); ++i) {
+    const OpenCell& cell = scene.cells[i];
+    const N pages = std::min(kMostColumns, (std::min(cell.to, cell.row.cached_len) - 1) / scene.facts.page_size);
+    for (N n = 1; n <= pages; ++n)
+      for (const Later& later : kinds)
+        for (const Sides sides : kSideSets) {
+          const auto change = [n, page = later.page](const Facts& f, const Row& row, N k, Place& place) {
+            if (k / f.page_size >= n) place.page = page(f, row.req, k / f.page_size, n);
+          };
+          std::string detail = formatted("block_table has {} columns, {}", n, later.text);
+          if (!explains(scene.facts, cell, place_changed(sides, change)) || !known.insert(sides.text() + detail).second) continue;
+          list.push_back({"page", formatted("reads {} from another page or slot", sides.text()), std::move(detail), kNextPage, 1,
+                          place_changed(sides, change)});
+        }
+  }
+}
+
 /// Dot products of the cell's query with every slot of the cache, and where V lies.
 class Search {
  public:
@@ -155,7 +194,6 @@ class Search {
 
   /// Pairs of columns that explain the cell if their pages are exchanged.
   std::vector<std::pair<std::int64_t, std::int64_t>> exchanged(Sides sides) const {
-    constexpr std::int64_t kMostColumns = 64;
     const std::int64_t first = semantics::ceil_div(cell_.from, f_.page_size);
     const std::int64_t last = std::min(cell_.to, cell_.row.cached_len) / f_.page_size;  // whole pages only
     std::vector<std::pair<std::int64_t, std::int64_t>> found;
@@ -275,6 +313,7 @@ void propose_found(const Scene& scene, const OpenCell& cell, Sides sides, const 
 void propose_page(const Scene& scene, Proposals& list) {
   propose_rules(table_rules(), list);
   propose_rules(slot_rules(scene.facts), list);
+  propose_short_tables(scene, list);
   std::size_t searched = 0;
   for (const OpenCell& cell : scene.cells) {
     if (searched == kCellsSearched) break;

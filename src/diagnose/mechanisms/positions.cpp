@@ -38,6 +38,12 @@ void propose_positions(const Scene& scene, Proposals& list) {
   for (std::int64_t tile = 4; tile <= 128; tile *= 2)
     add(formatted("as if query_len were rounded up to a multiple of {}, with the same seq_len", tile), 1,
         [tile](const Row& r) { return r.q_pos - (semantics::round_up(r.query_len, tile) - r.query_len); });
+  if (f->group > 1)  // Heads of a group and rows are packed into one index, row * group + head in its group.
+    add(formatted("the index of rows packed with the {} heads of a group, modulo query_len in place of divided", f->group), 0,
+        [g = f->group](const Row& r) {
+          const std::int64_t index = r.token - r.first_token;
+          return r.q_pos - index + (index * g + r.head % g) % std::max<std::int64_t>(r.query_len, 1);
+        });
   add("q_pos + query_len: seq_len is taken for context_len", 0, [](const Row& r) { return r.q_pos + r.query_len; });
   for (const std::int64_t shift : {-1, 1})
     add(formatted("as if context_len were that of request r {:+}, within seq_len", shift), 1, [f, shift](const Row& r) {

@@ -60,6 +60,15 @@ void add_tile_rules(const OpenCell& cell, Query found, std::vector<QueryRowRule>
       rules.push_back({formatted("rows read the first query of their tile of {}", tile), [tile](const Facts&, const Row& r) {
                          return Query{r.first_token + (r.token - r.first_token) / tile * tile, r.head};
                        }});
+  for (std::int64_t tile = 8; tile <= 256; tile *= 2) {
+    if (found.token == cell.at.token % tile)
+      rules.push_back({formatted("row t reads the query of row t mod {}", tile),
+                       [tile](const Facts&, const Row& r) { return Query{r.token % tile, r.head}; }});
+    if (other == index % tile)
+      rules.push_back(
+          {formatted("row i of a request reads the query of its row i mod {}", tile),
+           [tile](const Facts&, const Row& r) { return Query{r.first_token + (r.token - r.first_token) % tile, r.head}; }});
+  }
   if (const std::int64_t x = other ^ index; other >= 0 && (x & (x - 1)) == 0)
     rules.push_back({formatted("row i of a request reads the query of its row i ^ {}", x), [x](const Facts&, const Row& r) {
                        const std::int64_t i = (r.token - r.first_token) ^ x;
@@ -127,6 +136,12 @@ std::vector<QueryRowRule> head_rules(const Facts& f, const OpenCell& cell, Query
   if (found.head == cell.at.head / group * group)
     rules.push_back({"every head reads the query of the first head of its group",
                      [group](const Facts&, const Row& r) { return Query{r.token, r.head / group * group}; }});
+  for (const std::int64_t inner : {group, heads / group}) {
+    const auto transposed = [inner, outer = heads / inner](std::int64_t h) { return h % inner * outer + h / inner; };
+    if (found.head == transposed(cell.at.head))
+      rules.push_back({formatted("heads of [{}, {}] are read as [{}, {}]", inner, heads / inner, heads / inner, inner),
+                       [transposed](const Facts&, const Row& r) { return Query{r.token, transposed(r.head)}; }});
+  }
   if (found.head == heads - 1 - cell.at.head)
     rules.push_back({"heads read queries in reverse order",
                      [heads](const Facts&, const Row& r) { return Query{r.token, heads - 1 - r.head}; }});
@@ -141,10 +156,7 @@ void propose_query_row(const Scene& scene, Proposals& list) {
   for (std::size_t c = 0; c < std::min(kCellsTriedQueryRow, scene.cells.size()); ++c) {
     const OpenCell& cell = scene.cells[c];
     for (const Query query : queries(scene, cell)) {
-      Model planted(*f);
-      query_read([query](const Row&) { return query; })(planted);
-      const std::vector<RowResult> result = evaluate(planted, std::span<const RowHead>(&cell.at, 1));
-      if (!cell.explained_by(cell.distance(result[0].out))) continue;
+      if (!explains(*f, cell, query_read([query](const Row&) { return query; }))) continue;
       const bool row = query.token != cell.at.token;
       for (const QueryRowRule& rule : row ? row_rules(*f, cell, query) : head_rules(*f, cell, query)) {
         if (!known.insert(rule.text).second) continue;

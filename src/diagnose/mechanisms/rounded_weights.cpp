@@ -46,11 +46,13 @@ struct Way {
   double steps_of_one = 0;  ///< not 0: whole multiples of 1 / steps_of_one, as an integer type holds them
   Steps steps;
   bool rounded_sum = false;  ///< the denominator is the sum of the rounded weights, not of the exact ones
+  double factor = 1;         ///< of weights while they are rounded: a type's range is used better
   double round(double weight) const {
-    return steps_of_one > 0 ? std::nearbyint(weight * steps_of_one) / steps_of_one : rounded(type, weight);
+    return steps_of_one > 0 ? std::nearbyint(weight * steps_of_one) / steps_of_one : rounded(type, weight * factor) / factor;
   }
   std::string text() const {
-    return steps_of_one > 0 ? formatted("whole multiples of 1 / {:g}", steps_of_one) : std::string(name(type));
+    if (steps_of_one > 0) return formatted("whole multiples of 1 / {:g}", steps_of_one);
+    return formatted("{}{}", name(type), factor == 1 ? "" : formatted(" after a factor of {:g}", factor));
   }
 };
 
@@ -151,6 +153,7 @@ void propose_rounded_weights(const Scene& scene, Proposals& list) {
   const std::vector<OpenCell> cells = cells_to_tell_apart(scene);
   std::vector<Way> ways;
   for (const DType type : {DType::f16, DType::bf16, DType::fp8_e4m3fn, DType::fp8_e5m2}) ways.push_back({type, 0, {}, false});
+  for (const double factor : {256.0, 448.0}) ways.push_back({DType::fp8_e4m3fn, 0, {}, false, factor});
   for (const double steps : {7.0, 15.0, 31.0, 63.0, 127.0, 255.0}) ways.push_back({DType::f32, steps, {}, false});
   for (Way way : ways)
     for (const bool rounded_sum : {false, true}) {

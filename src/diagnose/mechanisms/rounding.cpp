@@ -38,6 +38,10 @@ void propose_types(const Scene& scene, Proposals& list) {
     add("dot products", type,
         function_changed(&Model::score, [type](const auto& before, const Model& model, const Row& row, std::int64_t k,
                                                double dot) { return before(model, row, k, rounded(type, dot)); }));
+    if (type != scene.observed.output.dtype)
+      add("the output", type, result_changed([type](const Row&, RowResult& result) {
+            for (double& value : result.out) value = rounded(type, value);
+          }));
     add("the normalised weights", type,
         function_changed(&Model::softmax,
                          [type](const auto& before, const Model& model, const Row& row, std::span<const Key> keys,

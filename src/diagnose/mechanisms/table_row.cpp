@@ -104,7 +104,8 @@ void propose_always(const Facts& f, Outside outside, Proposals& list) {
         [by, n = f.num_reqs](std::int64_t r) { return (r + by + n) % n; });
 }
 
-/// Proposes block_table flattened with another number of columns. Memory after its last entry is unknown: the own entry is kept.
+/// Proposes block_table flattened with another number of columns. Memory after its last entry is unknown, and an entry of no
+/// request may name no page: the own entry is kept, or page 0 is read.
 void propose_widths(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
   std::set<std::int64_t> widths{8, 16, 32, 40, 64, 96, 128, 192, 256};
@@ -113,18 +114,21 @@ void propose_widths(const Scene& scene, Proposals& list) {
   for (const std::int64_t n : f->seq_lens) longest = std::max(longest, n);
   widths.insert((longest + f->page_size - 1) / f->page_size);
   for (const std::int64_t width : widths)
-    for (const Sides sides : kSideSets) {
-      if (width <= 0 || width == f->max_pages_per_req) continue;
-      const auto by_width = [f, width, sides](const Model& model, const Row& r, Side side, std::int64_t k, Place& place) {
-        const std::int64_t flat = r.req * width + k / f->page_size;
-        if (!sides.has(side) || flat >= f->num_reqs * f->max_pages_per_req) return;
-        const std::int64_t page = model.table(flat / f->max_pages_per_req, flat % f->max_pages_per_req);
-        if (page >= 0 && page < f->num_pages) place.page = page;
-      };
-      list.push_back({"table_row", formatted("reads {} by block_table with another number of columns", sides.text()),
-                      formatted("{} columns in place of {}", width, f->max_pages_per_req),
-                      "pass the row stride of block_table as it was allocated", 1, cached_place_changed(by_width)});
-    }
+    for (const bool keeps_own : {true, false})
+      for (const Sides sides : kSideSets) {
+        if (width <= 0 || width == f->max_pages_per_req) continue;
+        const auto by_width = [=](const Model& model, const Row& r, Side side, std::int64_t k, Place& place) {
+          if (!sides.has(side)) return;
+          const std::int64_t flat = r.req * width + k / f->page_size;
+          const bool inside = flat < f->num_reqs * f->max_pages_per_req;
+          const std::int64_t page =
+              inside ? model.table(flat / f->max_pages_per_req, flat % f->max_pages_per_req) : Facts::kNotAPage;
+          place.page = page >= 0 && page < f->num_pages ? page : keeps_own ? place.page : 0;
+        };
+        list.push_back({"table_row", formatted("reads {} by block_table with another number of columns", sides.text()),
+                        formatted("{} columns in place of {}", width, f->max_pages_per_req),
+                        "pass the row stride of block_table as it was allocated", 1, cached_place_changed(by_width)});
+      }
 }
 
 }  // namespace
