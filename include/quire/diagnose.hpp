@@ -114,9 +114,9 @@ enum class CellAttribute : std::uint8_t {
   query_len,
   seq_len,
   context_len,
-  q_pos,
+  q_pos,        ///< q_begin + row, in the numbering of the caller
   num_keys,     ///< visible ones
-  page_offset,  ///< q_pos % page_size
+  page_offset,  ///< (q_pos - key_begin) % page_size
   num_pages,    ///< logical pages that the visible keys lie in
   page,         ///< physical pages of the cache that the visible keys lie in
   head,

@@ -173,7 +173,8 @@ void describe(const Found& found, Diagnosis& d) {
   d.least_factor_in_f32 = where.least_factor_in_f32;
   if (d.verdict != DiagnosisVerdict::right) d.observations = observations(found.names, found.observed, where);
   if (d.verdict != DiagnosisVerdict::right)
-    for (std::string& text : cell_bytes(found.facts, found.observed, where)) d.observations.push_back(std::move(text));
+    if (std::string text = cell_bytes(found.facts, found.observed, where); !text.empty())
+      d.observations.push_back(std::move(text));
   constexpr std::size_t kRowsInWords = 2;  // of the census
   for (std::string& text : words(found.facts, found.census, kRowsInWords)) d.observations.push_back(std::move(text));
   if (!found.padding.empty()) d.observations.insert(d.observations.begin(), found.padding);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "batch/caught.h"
+#include "diagnose/cell_bytes.h"
 #include "diagnose/describe.h"
 #include "diagnose/unmoved.h"
 #include "quire/contract.hpp"
@@ -97,6 +98,18 @@ void find_causes(Found& found) {
   unite(found);
 }
 
+/// Without a cause for every set, sets of wrong cells whose bytes are unlike (kept from before the call, zeros, NaN, numbers) get
+/// a cause each, if that makes one of them certain.
+void split_by_bytes(Found& found) {
+  if (std::ranges::all_of(found.parts, is_certain)) return;
+  std::vector<Pattern> patterns = find_patterns_by_bytes(found.names, found.where);
+  std::vector<Part> parts;
+  for (const Pattern& pattern : patterns) parts.push_back(part_of(found, pattern, /*everything=*/false, patterns));
+  if (std::ranges::none_of(parts, is_certain)) return;
+  found.patterns = std::move(patterns);
+  found.parts = std::move(parts);
+}
+
 /// Padding rows that should have become zero and are not. No request explains what is in them, so no mechanism is asked.
 std::string wrong_padding(const Case& c) {
   const std::int64_t first = num_request_rows(c.batch), end = c.batch.query.shape[0];
@@ -157,11 +170,13 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options, const Fa
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");
+    classify(facts, observed, where.value());
     found.patterns = find_patterns(found.names, where.value());
     if (options.progress) options.progress("census");
     found.census = take_census(facts, observed, where.value(), rest);
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
+    split_by_bytes(found);
     describe_again(found);
     d.verdict = verdict_of(found.parts);
   }

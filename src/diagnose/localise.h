@@ -11,6 +11,9 @@
 
 namespace quire::diagnose_detail {
 
+/// What an output holds without a hypothesis: numbers, its bytes from before the call, zeros alone, no finite number.
+enum class CellBytes : std::uint8_t { numbers, kept, zeros, nonfinite };
+
 /// A (row, head) that was compared with the reference.
 struct Compared {
   std::int64_t token = 0, head = 0;
@@ -18,6 +21,7 @@ struct Compared {
   bool wrong = false;
   bool wrong_lse = false;
   bool unmoved = false;  ///< right, and the cause that was found changes it by less than its tolerance (unmoved.h)
+  CellBytes bytes = CellBytes::numbers;  ///< of a wrong output; classify() finds it
   std::int64_t wrong_dims = 0, nonfinite = 0;
   std::int64_t first_dim = 0, last_dim = 0;  ///< range of the wrong dims
   double largest_error = 0;                  ///< largest finite |observed - expected|

@@ -3,6 +3,8 @@
 #include "diagnose/pattern.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <utility>
 
 #include "diagnose/pattern_conditions.h"
@@ -117,6 +119,24 @@ Counted counted(const Facts& f, const Localisation& where, const Rule& rule, std
   return result;
 }
 
+/// The rules as patterns, those with the most cells first.
+std::vector<Pattern> patterns_of(const Facts& facts, const Localisation& where, const std::vector<Rule>& rules) {
+  const std::size_t heads = Facts::at(facts.num_q_heads);
+  std::int64_t uncovered = 0;
+  for (std::size_t i = 0; i < where.rows.size(); ++i)
+    if (where.rows[i].wrong && std::ranges::none_of(rules, [&](const Rule& rule) { return in(rule, i, heads); })) ++uncovered;
+  std::vector<Counted> found;
+  for (const Rule& rule : rules) found.push_back(counted(facts, where, rule, uncovered));
+  std::ranges::stable_sort(found, std::ranges::greater{}, [](const Counted& c) { return c.pattern.wrong_cells; });
+  std::vector<Pattern> patterns;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    Pattern& p = found[i].pattern;
+    p.text = text_of(facts, where, p, found[i].selection, i, found.size());
+    patterns.push_back(std::move(p));
+  }
+  return patterns;
+}
+
 Pattern without_rule(const Facts& f, const Localisation& where) {
   Pattern p;
   p.rule = false;
@@ -153,22 +173,24 @@ std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where
   std::vector<Rule> rules = find_rules(columns, Cells(where, columns.heads));
   if (rules.empty()) return {without_rule(facts, where)};
   for (Rule& rule : rules) leave_out_single_keys(facts, where, columns.heads, rule);
-  std::int64_t uncovered = 0;
-  for (std::size_t i = 0; i < where.rows.size(); ++i)
-    if (where.rows[i].wrong &&
-        std::none_of(rules.begin(), rules.end(), [&](const Rule& rule) { return in(rule, i, columns.heads); }))
-      ++uncovered;
-  std::vector<Counted> found;
-  for (const Rule& rule : rules) found.push_back(counted(facts, where, rule, uncovered));
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Counted& a, const Counted& b) { return a.pattern.wrong_cells > b.pattern.wrong_cells; });
-  std::vector<Pattern> patterns;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    Pattern& p = found[i].pattern;
-    p.text = text_of(facts, where, p, found[i].selection, i, found.size());
-    patterns.push_back(std::move(p));
+  return patterns_of(facts, where, rules);
+}
+
+std::vector<Pattern> find_patterns_by_bytes(const Facts& facts, const Localisation& where) {
+  std::map<CellBytes, std::int64_t> classes;
+  for (const Compared& cell : where.rows) classes[cell.bytes] += cell.wrong ? 1 : 0;
+  std::erase_if(classes, [](const auto& entry) { return entry.second == 0; });
+  if (classes.size() < 2) return {};
+  const Columns columns(facts, where);
+  std::vector<Rule> rules;
+  for (const auto& [bytes, cells] : classes) {
+    const std::vector<Rule> own = find_rules(columns, Cells(where, columns.heads, bytes));
+    if (own.size() != 1) return {};
+    for (std::size_t i = 0; i < where.rows.size(); ++i)
+      if (in(own.front(), i, columns.heads) != (where.rows[i].wrong && where.rows[i].bytes == bytes)) return {};
+    rules.push_back(own.front());
   }
-  return patterns;
+  return patterns_of(facts, where, rules);
 }
 
 }  // namespace quire::diagnose_detail

@@ -40,6 +40,9 @@ bool selects(const Pattern& pattern, const CellAttributes& cell);
 /// no cell is wrong.
 std::vector<Pattern> find_patterns(const Facts& facts, const Localisation& where);
 
+/// Returns a pattern per class of bytes among the wrong cells; empty if there is one class, or if one of them has no exact rule.
+std::vector<Pattern> find_patterns_by_bytes(const Facts& facts, const Localisation& where);
+
 /// A pattern of given conditions, with counts of the compared cells that it selects.
 Pattern counted_pattern(const Facts& facts, const Localisation& where, std::vector<Condition> conditions);
 

@@ -32,7 +32,7 @@ CellAttributes attributes_of(const Facts& f, std::int64_t token, std::int64_t he
   set(Attribute::query_len, f.query_len(r));
   set(Attribute::seq_len, f.seq_lens[Facts::at(r)]);
   set(Attribute::context_len, f.context_len(r));
-  set(Attribute::q_pos, q_pos);
+  set(Attribute::q_pos, q_pos + f.key_begin[Facts::at(r)]);
   set(Attribute::num_keys, num_keys);
   set(Attribute::page_offset, remainder(q_pos, f.page_size));
   set(Attribute::num_pages, num_keys > 0 ? (seen_end - 1) / f.page_size - first / f.page_size + 1 : 0);

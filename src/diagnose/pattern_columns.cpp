@@ -207,7 +207,7 @@ Mask Columns::heads_where(const Condition& condition) const {
   return mask;
 }
 
-Cells::Cells(const Localisation& where, std::size_t heads)
+Cells::Cells(const Localisation& where, std::size_t heads, std::optional<CellBytes> bytes)
     : rows_(where.tokens.size()), heads_(heads), wrong_(where.rows.size(), 0), right_(where.rows.size(), 0) {
   // Rounding to 16 bits alone takes right cells near their tolerance: then nearness says nothing.
   std::vector<double> ratios;
@@ -216,10 +216,10 @@ Cells::Cells(const Localisation& where, std::size_t heads)
   const double near = std::max(kNear, 2 * column_median(std::move(ratios)));
   for (std::size_t i = 0; i < where.rows.size(); ++i) {
     const Compared& cell = where.rows[i];
-    if (cell.wrong) {
+    if (cell.wrong && bytes.value_or(cell.bytes) == cell.bytes) {
       wrong_[i] = kQuarters;
     } else if (!cell.unmoved) {
-      right_[i] = cell.worst_ratio > near ? kWeak : kQuarters;
+      right_[i] = !cell.wrong && cell.worst_ratio > near ? kWeak : kQuarters;
     }
   }
 }

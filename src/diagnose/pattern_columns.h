@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "diagnose/pattern.h"
@@ -64,7 +65,8 @@ struct Columns {
 /// Evidence of every cell. Cells that a pattern explains are removed before the search for the next pattern.
 class Cells {
  public:
-  Cells(const Localisation& where, std::size_t heads);
+  /// With a class, cells of other classes count as right ones.
+  Cells(const Localisation& where, std::size_t heads, std::optional<CellBytes> bytes = std::nullopt);
 
   std::size_t rows() const { return rows_; }
   std::size_t heads() const { return heads_; }

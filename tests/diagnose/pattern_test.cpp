@@ -323,6 +323,13 @@ TEST(Pattern, SaysWhenItLookedAtASampleOnly) {
 
 TEST(Pattern, NothingWrongIsNoPattern) { EXPECT_TRUE(Planted(kMixed).patterns().empty()); }
 
+/// Rows of shards stand at q_begin + row, wherever their keys begin.
+TEST(Pattern, PositionsAreThoseOfTheCaller) {
+  Planted planted("q=f32 heads=8:2 d=8 page=16 reqs=40@100,40@100 kbegin=300,310 qbegin=400,410");
+  planted.plant([](const At& a) { return (a.req == 0 ? 400 : 410) + a.row >= 425; });
+  EXPECT_EQ(planted.patterns()[0].scope_text, "the rows with q_pos >= 425, all heads");
+}
+
 TEST(Pattern, BoundsTellTheNextValueOutside) {
   Planted planted(kMixed);
   planted.plant([](const At& a) { return a.seq_len >= 130; });

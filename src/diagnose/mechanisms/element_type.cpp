@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K or V decoded as another type, or from another layout. The catalogue has both sides at once; kernels convert K and V in
-// different places.
-
+// K, V or the query decoded as another type. The catalogue has K and V at once; kernels convert them in different places.
 #include <algorithm>
 #include <cmath>
 
@@ -94,93 +92,11 @@ void propose_query_reading(const Facts& f, Proposals& list) {
                   }});
 }
 
-/// Element offsets of one (page, slot, head) inside a page whose elements are taken to lie in another order.
-struct ElementOrder {
-  std::string text;
-  std::function<std::int64_t(const Facts&, const Place&, std::int64_t head, std::int64_t dim, std::int64_t dims)>
-      inside;  ///< offset in a page of contiguous elements
-};
-
-std::vector<ElementOrder> orders() {
-  using N = std::int64_t;
-  return {
-      {"[slots, heads, dims]",
-       [](const Facts& f, const Place& p, N h, N d, N n) { return (p.offset * f.num_kv_heads + h) * n + d; }},
-      {"[heads, slots, dims]",
-       [](const Facts& f, const Place& p, N h, N d, N n) { return (h * f.page_size + p.offset) * n + d; }},
-      {"[heads, dims, slots]",
-       [](const Facts& f, const Place& p, N h, N d, N n) { return (h * n + d) * f.page_size + p.offset; }},
-      {"[dims, heads, slots]",
-       [](const Facts& f, const Place& p, N h, N d, N) { return (d * f.num_kv_heads + h) * f.page_size + p.offset; }},
-      {"[slots, dims, heads]",
-       [](const Facts& f, const Place& p, N h, N d, N n) { return (p.offset * n + d) * f.num_kv_heads + h; }},
-      {"[dims, slots, heads]",
-       [](const Facts& f, const Place& p, N h, N d, N) { return (d * f.page_size + p.offset) * f.num_kv_heads + h; }},
-      // Inside one head's part of a page, whatever lies around it.
-      {"[dims, slots] within a head", {}},
-  };
-}
-
-/// The slot and dim whose element is read where a head's part of a page is taken for [dims, slots].
-void transpose_within_head(const Facts& f, Side side, const Place& place, std::int64_t head, std::span<std::int64_t> at) {
-  std::vector<std::int64_t> row(Facts::at(f.dims_of(side)));
-  for (std::size_t d = 0; d < at.size(); ++d) {
-    const std::int64_t dims = f.dims_of(side), flat = static_cast<std::int64_t>(d) * f.page_size + place.offset;
-    Place other = place;
-    other.offset = flat / dims;
-    faults_detail::elements_as(f.cache.layout, side, f.strides(side), f.cache.k.shape[4], other, head, row);
-    at[d] = row[Facts::at(flat % dims)];
-  }
-}
-
-void propose_orders(const Facts& f, Proposals& list) {
-  const Facts* facts = &f;
-  for (const ElementOrder& order : orders())
-    for (const Sides sides : kSideSets) {
-      Proposal p{"layout",
-                 formatted("reads {} in another layout", sides.text()),
-                 formatted("a page taken for {}", order.text),
-                 "name the layout (nhd, hnd, packed) where the cache is allocated, and compare it with the kernel's",
-                 0,
-                 {}};
-      p.plant = function_changed(&Model::elements, [facts, sides, order](const auto& before, Side side, const Place& place,
-                                                                         std::int64_t head, std::span<std::int64_t> at) {
-        if (!sides.has(side)) return before(side, place, head, at);
-        if (!order.inside) return transpose_within_head(*facts, side, place, head, at);
-        for (std::size_t d = 0; d < at.size(); ++d)
-          at[d] = place.page * facts->strides(side)[0] +
-                  order.inside(*facts, place, head, static_cast<std::int64_t>(d), facts->dims_of(side));
-      });
-      list.push_back(std::move(p));
-    }
-}
-
-/// K in place of V and V in place of K, each by its own strides. No kernel takes one for the other if their lengths differ.
-void propose_exchange(const Facts& facts, Proposals& list) {
-  if (!facts.has_equal_dims()) return;
-  list.push_back({"layout", "uses K as V and V as K", "", "compare the order of arguments at the call with the declaration", 0,
-                  [](Model& m) {
-                    m.vector = [f = m.facts](const Row&, Side side, const Place& place, std::int64_t head, std::span<double> v) {
-                      const Side other = side == Side::key ? Side::value : Side::key;
-                      if (place.kind == Place::Kind::new_row) faults_detail::load_new_row(*f, other, place.token, head, v);
-                      if (place.kind != Place::Kind::cache) return;
-                      const float* stored = f->decoded.slot(other, place.page, place.offset, head);
-                      const double scale = Model(*f).scale(other, place, head);
-                      for (std::size_t d = 0; stored != nullptr && d < v.size(); ++d)
-                        v[d] = scale * static_cast<double>(stored[d]);
-                    };
-                  }});
-}
-
 }  // namespace
 
 void propose_element_type(const Scene& scene, Proposals& list) {
   propose_readings(scene.facts, list);
   propose_query_reading(scene.facts, list);
-}
-void propose_layout(const Scene& scene, Proposals& list) {
-  propose_orders(scene.facts, list);
-  propose_exchange(scene.facts, list);
 }
 
 }  // namespace quire::diagnose_detail

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "diagnose/axis_order.h"
 #include "diagnose/cell_directory.h"
 #include "diagnose/mechanisms/mechanism.h"
 #include "text/formatted.h"
@@ -18,7 +19,7 @@ constexpr std::size_t kCellsTried = 2000;  // wrong cells from which a rule is d
 using RowHeadMap = std::map<std::pair<std::int64_t, std::int64_t>, RowHead>;
 
 /// "head h holds head h + 1", "row t holds row t - 3": the rule that all entries follow, if there is one.
-std::string rule_of(const RowHeadMap& map) {
+std::string rule_of(const Facts& f, const RowHeadMap& map) {
   const auto all = [&](auto&& holds) {
     return std::all_of(map.begin(), map.end(),
                        [&](const auto& entry) { return holds(entry.first.first, entry.first.second, entry.second); });
@@ -38,6 +39,12 @@ std::string rule_of(const RowHeadMap& map) {
     return formatted("row t holds row t {:+}", by_row);
   if (own_head && all([&](N, N, const RowHead& r) { return r.token == to.token; }))
     return formatted("every row holds row {}", to.token);
+  for (const AxisOrder& order : axis_orders())
+    if (all([&](N t, N h, const RowHead& r) {
+          const RowHead place = order.place(f, r);
+          return place.token == t && place.head == h;
+        }))
+      return order.text();
   return formatted("row {}, head {} holds row {}, head {}, and so on", first.first, first.second, to.token, to.head);
 }
 
@@ -74,7 +81,7 @@ void propose_output_row(const Scene& scene, Proposals& list) {
     if (step > 1 && !map.contains({cell->token, cell->head}))
       if (const Compared* holder = directory.holder(*cell); holder != nullptr)
         map[{cell->token, cell->head}] = {holder->token, holder->head};
-  list.push_back({"output_row", "stores the right answer of another row or head", rule_of(map),
+  list.push_back({"output_row", "stores the right answer of another row or head", rule_of(scene.facts, map),
                   "look at the row and head index of the store, and at the order in which requests are put back", 1,
                   function_changed(&Model::row, [map](const auto& before, std::int64_t token, std::int64_t head) {
                     const auto other = map.find({token, head});
