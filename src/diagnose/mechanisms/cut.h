@@ -12,9 +12,9 @@
 
 namespace quire::diagnose_detail {
 
-/// Keys that a cut divides: the visible keys [from, to) of a row, and the length of its sequence.
+/// Keys that a cut divides: the visible keys [from, to) of a row, the length of its sequence, and its request.
 struct Extent {
-  std::int64_t from = 0, to = 0, seq_len = 0;
+  std::int64_t from = 0, to = 0, seq_len = 0, req = 0;
 };
 
 /// The group of a position.

@@ -26,7 +26,7 @@ struct Found {
 std::vector<Found> search(const OpenCell& cell, const Cut& cut) {
   std::vector<Found> found;
   const double all = cell.error();
-  const Extent extent{cell.from, cell.to, cell.row.seq_len};
+  const Extent extent{cell.from, cell.to, cell.row.seq_len, cell.row.req};
   const std::int64_t last = cut.last(extent);
   for (std::int64_t begin = cell.from; begin < cell.to;) {
     const std::int64_t index = cut.group(extent, begin);
@@ -73,7 +73,7 @@ class Groups {
     const Facts* f = &f_;
     const auto weigh = [f, cut, x, selects](const Row& row, std::vector<Key>& keys) {
       if (keys.empty()) return;
-      const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len};
+      const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len, row.req};
       const std::int64_t last = cut.last(extent);
       for (Key& key : keys) {
         const std::int64_t index = cut.group(extent, key.position);
@@ -90,55 +90,66 @@ class Groups {
   std::map<std::string, Proposal> proposals_;
 };
 
-/// Proposes that every m-th key is left out: one lane of a vector, one slot of each page.
-void propose_lanes(const Scene& scene, Proposals& list) {
-  std::map<std::pair<std::int64_t, std::int64_t>, bool> known;
-  for (const OpenCell& cell : scene.cells)
-    for (const std::int64_t modulus :
-         {std::int64_t{2}, std::int64_t{4}, std::int64_t{8}, std::int64_t{16}, std::int64_t{32}, scene.facts.page_size})
-      for (std::int64_t lane = 0; lane < modulus; ++lane) {
-        Partial part{std::vector<double>(cell.dims(), 0.0), 0};
-        for (std::int64_t k = cell.from; k < cell.to; ++k) {
-          if (k % modulus != lane) continue;
-          const Partial one = partial(cell, k, k + 1);
-          part.weight += one.weight;
-          for (std::size_t d = 0; d < part.out.size(); ++d) part.out[d] += one.out[d];
-        }
-        const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
-        if (!cell.explained_by(fit.left * cell.error()) || std::fabs(fit.x + 1) > kWhole ||
-            !known.insert({{modulus, lane}, true}).second)
-          continue;
-        list.push_back({"key_range", "leaves out every m-th key", formatted("keys at positions k % {} = {}", modulus, lane),
-                        kNextKeyGroup, 1,
-                        keys_dropped([modulus, lane](const Row&, std::int64_t k) { return k % modulus == lane; })});
-      }
+/// Keys that come back with a period: a lane of a vector, a stripe of tiles, the keys where tiles or splits meet.
+struct Comb {
+  std::int64_t period = 1, offset = 0, width = 1;
+  const char* left_out = nullptr;  ///< words for a mistake that leaves these keys out, if there is one
+  const char* twice = nullptr;     ///< likewise, for one that counts them twice
+  std::string detail;
+  bool inner = false;  ///< a border between two tiles: not the first tile's begin, nor the last one's end
+  bool holds(const Row& row, std::int64_t k) const {
+    if (k % period < offset || k % period >= offset + width) return false;
+    return !inner || (offset == 0 ? k >= period : k < (row.seq_len - 1) / period * period);
+  }
+};
+
+std::vector<Comb> combs(const Facts& f) {
+  using N = std::int64_t;
+  std::vector<Comb> list;
+  for (const N modulus : {N{2}, N{4}, N{8}, N{16}, N{32}, f.page_size})
+    for (N lane = 0; lane < modulus; ++lane)
+      list.push_back(
+          {modulus, lane, 1, "leaves out every m-th key", nullptr, formatted("keys at positions k % {} = {}", modulus, lane)});
+  for (const N tile : {8, 16, 32, 64, 128})
+    for (const N every : {2, 3, 4, 8})
+      for (N at = 0; at < every; ++at)
+        list.push_back({tile * every, tile * at, tile, "leaves out every m-th tile of keys", nullptr,
+                        formatted("tiles t of {} keys with t % {} = {}", tile, every, at)});
+  const char *const left_out = "leaves out keys where splits meet", *const twice = "counts keys twice where splits meet";
+  for (N size = 16; size <= 512; size *= 2)
+    for (N keys = 1; keys <= 32 && keys * 2 <= size; keys *= 2) {
+      list.push_back({size, size - keys, keys, left_out, twice, formatted("the last {} of each tile of {}", keys, size), true});
+      list.push_back({size, 0, keys, left_out, twice, formatted("the first {} of each tile of {}", keys, size), true});
+    }
+  return list;
 }
 
-/// The keys at the end of each tile, left out or counted twice: splits that leave gaps, or overlap.
-void propose_ends_of_tiles(const Scene& scene, Proposals& list) {
+void propose_combs(const Scene& scene, Proposals& list) {
   std::map<std::string, bool> known;
+  const std::vector<Comb> all = combs(scene.facts);
   for (const OpenCell& cell : scene.cells)
-    for (const std::int64_t size : {std::int64_t{32}, std::int64_t{64}, std::int64_t{128}, std::int64_t{256}, std::int64_t{512}})
-      for (const std::int64_t keys : {1, 2, 4, 8, 16, 32}) {
-        if (keys * 2 > size || cell.to <= size) continue;
-        const auto at_end = [=](std::int64_t k) { return k % size >= size - keys; };
-        Partial part{std::vector<double>(cell.dims(), 0.0), 0};
-        for (std::int64_t begin = cell.from / size * size + size - keys; begin < cell.to; begin += size) {
-          const Partial one = partial(cell, std::max(begin, cell.from), std::min(begin + keys, cell.to));
-          part.weight += one.weight;
-          for (std::size_t d = 0; d < part.out.size(); ++d) part.out[d] += one.out[d];
-        }
-        const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
-        const bool left_out = std::fabs(fit.x + 1) < kWhole, twice = std::fabs(fit.x - 1) < kWhole;
-        if (!cell.explained_by(fit.left * cell.error()) || (!left_out && !twice)) continue;
-        const std::string detail = formatted("the last {} of each tile of {}", keys, size);
-        if (!known.insert({detail + (twice ? "2" : "0"), true}).second) continue;
-        list.push_back({"split", twice ? "counts keys twice where splits meet" : "leaves out keys where splits meet", detail,
-                        kNextKeyGroup, 1, keys_changed([at_end, twice](const Row&, std::vector<Key>& all) {
-                          if (!twice) std::erase_if(all, [&](const Key& key) { return at_end(key.position); });
-                          for (Key& key : all) key.weight *= twice && at_end(key.position) ? 2 : 1;
-                        })});
+    for (const Comb& comb : all) {
+      if (cell.to <= comb.period && comb.inner) continue;
+      Partial part{std::vector<double>(cell.dims(), 0.0), 0};
+      for (std::int64_t k = cell.from / comb.period * comb.period + comb.offset; k < cell.to; k += comb.period) {
+        if (!comb.holds(cell.row, k)) continue;
+        const Partial one = partial(cell, std::max(k, cell.from), std::min(k + comb.width, cell.to));
+        part.weight += one.weight;
+        for (std::size_t d = 0; d < part.out.size(); ++d) part.out[d] += one.out[d];
       }
+      const OneCoefficient fit = fit_coefficient(cell, part.out, part.weight);
+      const char* const text = std::fabs(fit.x + 1) < kWhole   ? comb.left_out
+                               : std::fabs(fit.x - 1) < kWhole ? comb.twice
+                                                               : nullptr;
+      if (text == nullptr || !cell.explained_by(fit.left * cell.error()) || !known.insert({text + comb.detail, true}).second)
+        continue;
+      list.push_back({text == comb.twice ? "split" : "key_range", text, comb.detail, kNextKeyGroup, 1,
+                      keys_changed([comb, twice = text == comb.twice](const Row& row, std::vector<Key>& keys) {
+                        for (Key& key : keys)
+                          if (comb.holds(row, key.position)) key.weight *= twice ? 2 : 0;
+                        std::erase_if(keys, [](const Key& key) { return key.weight == 0; });
+                      })});
+    }
 }
 
 /// Keys between two positions of a row, left out.
@@ -187,8 +198,7 @@ void propose_key_group(const Scene& scene, Proposals& list) {
     for (const Cut& cut : all)
       for (const Found& found : search(cell, cut)) groups.add(cell, cut, found);
   groups.propose(list);
-  propose_lanes(scene, list);
-  propose_ends_of_tiles(scene, list);
+  propose_combs(scene, list);
   propose_middles(scene, list);
 }
 

@@ -170,6 +170,9 @@ class Rules {
       const std::string name = t == f_.page_size ? formatted("whole pages of {}", t) : formatted("whole tiles of {}", t);
       add_end("rounded up to " + name, [t, last = own_](const Row& row) { return round_up(last(row), t); });
       add_end("seq_len rounded up to " + name, [t](const Row& row) { return round_up(row.seq_len, t); });
+      add_end("seq_len rounded up to " + name + ", where order hides nothing", [t, last = own_](const Row& row) {
+        return row.query_len == 1 || !row.causal ? round_up(row.seq_len, t) : last(row);
+      });
     }
     const std::int64_t page = f_.page_size;
     rules_.emplace("ends rounded up to whole pages; masked keys of the last page are multiplied by 0",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys that the mask should hide and does not: with their score, or with score 0. (Ranges that are cut are in key_range.cpp.)
+// Keys that the mask should hide and does not: with their score, with a score in place of -infinity, or in the denominator alone.
+// (Ranges that are cut are in key_range.cpp, other chunks, prefixes and spans in shapes.cpp.)
 #include <algorithm>
 
 #include "diagnose/mechanisms/mechanism.h"
@@ -12,20 +13,44 @@ namespace {
 
 constexpr double kFarBelow = -1e30;  // a score that weighs nothing beside any other
 
-/// Hidden keys up to `end` get a score in place of -inf; so do those before the row's first key if `before` is set.
-void plant_scores(Model& m, const std::function<std::int64_t(const Row&)>& end, bool before, double score) {
-  m.keys = [f = m.facts, end, before, visible = m.keys](const Row& row, std::vector<Key>& keys) {
+/// Which hidden keys a kernel reads.
+struct HiddenKeys {
+  std::string text;
+  std::function<std::int64_t(const Row&)> end;
+  bool before = false;  ///< those before the row's first key, too
+};
+
+/// Hidden keys up to the end are folded in, too.
+void plant_hidden_keys(Model& m, const HiddenKeys& end) {
+  m.keys = [f = m.facts, end, visible = m.keys](const Row& row, std::vector<Key>& keys) {
     visible(row, keys);
-    const std::int64_t first = before ? 0 : f->hull(row.req, row.q_pos).begin;
-    const std::int64_t last = std::min(end(row), f->max_pages_per_req * f->page_size) - 1;
+    const std::int64_t first = end.before ? 0 : f->hull(row.req, row.q_pos).begin;
+    const std::int64_t last = std::min(end.end(row), f->max_pages_per_req * f->page_size) - 1;
     const auto seen = std::ssize(keys);
     for (std::int64_t k = std::max<std::int64_t>(first, 0); k <= last; ++k)
       if (!f->sees(row, k)) keys.push_back({k, 1});
     std::inplace_merge(keys.begin(), keys.begin() + seen, keys.end(),
                        [](const Key& a, const Key& b) { return a.position < b.position; });
   };
+}
+
+/// Hidden keys get a score in place of -inf.
+void plant_scores(Model& m, const HiddenKeys& end, double score) {
+  plant_hidden_keys(m, end);
   m.score = [f = m.facts, score, own = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
     return f->sees(row, k) ? own(model, row, k, dot) : score;
+  };
+}
+
+/// Hidden keys count in the denominator, and their V does not: the mask comes after the sum of the weights.
+void plant_in_denominator(Model& m, const HiddenKeys& end) {
+  plant_hidden_keys(m, end);
+  m.softmax = [f = m.facts, own = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                             std::span<const double> scores, std::vector<double>& p) {
+    const double lse = own(model, row, keys, scores, p);
+    for (std::size_t i = 0; i < p.size(); ++i)
+      if (!f->sees(row, keys[i].position)) p[i] = 0;
+    return lse;
   };
 }
 
@@ -41,20 +66,58 @@ void propose_row_tiles(Proposals& list) {
   }
 }
 
-/// Rows of bits that are taken for one 32-bit word long, while they have more: a row reads the words of rows before it.
-void propose_rows_of_one_word(const Facts& f, Proposals& list) {
+Plant shaped(const std::function<void(const Facts&, faults_detail::Shapes&)>& change) {
+  return [change](Model& m) {
+    faults_detail::Shapes shapes = faults_detail::shapes_of(*m.facts);
+    change(*m.facts, shapes);
+    m.keys = [f = m.facts, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
+  };
+}
+
+/// Only the last tile of keys that a tile of rows reads is masked; all rows see the whole tiles before it.
+void propose_last_tile_masked(const Facts& facts, Proposals& list) {
+  if (facts.max_query_len() < 2) return;
+  for (std::int64_t rows = 16; rows <= 256; rows *= 2)
+    for (std::int64_t keys = 8; keys <= 128; keys *= 2)
+      list.push_back({"mask", "masks the last tile of keys only, and lets rows see all keys of the tiles before",
+                      formatted("tiles of {} rows and {} keys", rows, keys),
+                      "mask every tile of keys that reaches beyond the first row of the tile of rows", 1,
+                      shaped([rows, keys](const Facts&, faults_detail::Shapes& s) {
+                        s.last = [rows, keys, last = s.last](const Row& r) {
+                          const std::int64_t index = r.token - r.first_token;
+                          const std::int64_t last_row = std::min((index / rows + 1) * rows, r.query_len) - 1;
+                          const std::int64_t whole = (r.q_pos - index + last_row) / keys * keys;
+                          return r.causal ? std::max(last(r), whole - 1) : last(r);
+                        };
+                      })});
+}
+
+/// Other bits of tree_mask than a row's own.
+void propose_trees(const Facts& facts, Proposals& list) {
+  if (std::all_of(facts.tree_lens.begin(), facts.tree_lens.end(), [](std::int64_t length) { return length == 0; })) return;
+  const auto add = [&](const char* text, std::string detail,
+                       std::function<bool(const Facts&, const Row&, std::int64_t bit)> bit) {
+    list.push_back({"mask", text, std::move(detail),
+                    "bit b of a row, by the row stride of tree_mask, is key seq_len - tree_len + b", 0,
+                    shaped([bit = std::move(bit)](const Facts& f, faults_detail::Shapes& s) {
+                      s.bit = [f = &f, bit](const Row& r, std::int64_t b) { return bit(*f, r, b); };
+                    })});
+  };
+  add("reads tree_mask transposed, so that a row sees its descendants", "", [](const Facts& f, const Row& r, std::int64_t b) {
+    if (f.tree_lens[Facts::at(r.req)] != r.query_len) return f.tree_bit(r.query_token, b);
+    return f.tree_bit(r.first_token + b, r.query_token - r.first_token);
+  });
+  add("reads the bit of the key before", "",
+      [](const Facts& f, const Row& r, std::int64_t b) { return b > 0 && f.tree_bit(r.query_token, b - 1); });
+  // Rows of bits that are taken for one word long, while they have more: a row reads the words of rows before it.
   constexpr std::int64_t kWord = 32;
-  if (!f.batch.tree_mask.present() || 8 * f.batch.tree_mask.shape[1] <= kWord) return;
-  list.push_back({"mask", "takes the rows of tree_mask for one word long", formatted("{} bits", kWord),
-                  "take the row stride of tree_mask from the tensor", 0, [](Model& m) {
-                    faults_detail::Shapes shapes = faults_detail::shapes_of(*m.facts);
-                    shapes.bit = [f = m.facts](const Row& row, std::int64_t b) {
-                      const std::int64_t words = semantics::ceil_div(8 * f->batch.tree_mask.shape[1], kWord);
-                      const std::int64_t flat = kWord * (row.query_token - row.first_token) + b;
-                      return f->tree_bit(row.first_token + flat / (kWord * words), flat % (kWord * words));
-                    };
-                    m.keys = [f = m.facts, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
-                  }});
+  const std::int64_t words = semantics::ceil_div(8 * facts.batch.tree_mask.shape[1], kWord);
+  if (words > 1)
+    add("takes the rows of tree_mask for one word long", formatted("{} bits", kWord),
+        [words](const Facts& f, const Row& r, std::int64_t b) {
+          const std::int64_t flat = kWord * (r.query_token - r.first_token) + b;
+          return f.tree_bit(r.first_token + flat / (kWord * words), flat % (kWord * words));
+        });
 }
 
 }  // namespace
@@ -62,33 +125,42 @@ void propose_rows_of_one_word(const Facts& f, Proposals& list) {
 void propose_mask(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
   const std::int64_t page = f->page_size;
-  struct End {
-    std::string text;
-    std::function<std::int64_t(const Row&)> end;
-  };
-  std::vector<End> ends{{"up to seq_len", [](const Row& r) { return r.seq_len; }},
-                        {"up to the end of the last page", [page](const Row& r) { return semantics::round_up(r.seq_len, page); }},
-                        {"up to the end of the own page", [page](const Row& r) { return (r.q_pos + page) / page * page; }},
-                        {"before the window only", [f](const Row& r) { return f->last_key_of(r) + 1; }}};
+  std::vector<HiddenKeys> ends{
+      {"up to seq_len", [](const Row& r) { return r.seq_len; }},
+      {"up to the end of the last page", [page](const Row& r) { return semantics::round_up(r.seq_len, page); }},
+      {"up to the end of the own page", [page](const Row& r) { return (r.q_pos + page) / page * page; }},
+      {"before the window only", [f](const Row& r) { return f->last_key_of(r) + 1; }}};
   for (const std::int64_t tile : {16, 32, 64, 128})
     ends.push_back({formatted("up to the end of the own tile of {}, within seq_len", tile),
                     [tile](const Row& r) { return std::min(r.seq_len, (r.q_pos + tile) / tile * tile); }});
-  const bool hides_before = f->windowed() || f->options.attention_chunk;
-  for (const End& end : ends)
-    for (const bool before : {false, true}) {
-      if (before && !hides_before) continue;
-      list.push_back({"mask", "gives hidden keys the score 0 in place of -infinity",
-                      end.text + (before ? ", and before the window" : ""),
-                      "the mask sets scores to -infinity before the maximum is taken", 0,
-                      [end, before](Model& m) { plant_scores(m, end.end, before, 0.0); }});
-    }
   // A row that sees a key does not notice; one that sees none averages V.
-  for (const End& end : {ends[0], ends[1]})
+  for (HiddenKeys end : {ends[0], ends[1]}) {
+    end.before = true;
     list.push_back({"mask", "gives hidden keys a finite score far below all others in place of -infinity", end.text,
                     "a row that sees no key writes 0 and lse -infinity: test for it before the division", 0,
-                    [end](Model& m) { plant_scores(m, end.end, /*before=*/true, kFarBelow); }});
+                    [end](Model& m) { plant_scores(m, end, kFarBelow); }});
+  }
+  if (f->windowed() || f->options.attention_chunk)
+    for (std::size_t i = 0, count = ends.size(); i < count; ++i)
+      ends.push_back({ends[i].text + ", and before the window", ends[i].end, true});
+  const std::optional<float> cap = f->options.logits_soft_cap;
+  for (const HiddenKeys& end : ends) {
+    const char* const next = "the mask sets scores to -infinity before the maximum is taken";
+    list.push_back({"mask", "gives hidden keys the score 0 in place of -infinity", end.text, next, 0,
+                    [end](Model& m) { plant_scores(m, end, 0.0); }});
+    list.push_back(
+        {"mask", "counts hidden keys in the denominator", end.text, next, 0, [end](Model& m) { plant_in_denominator(m, end); }});
+    if (cap)
+      list.push_back({"mask", "applies the soft cap after the mask, so that hidden keys get the score -cap in place of -infinity",
+                      end.text, next, 0, [end, cap](Model& m) { plant_scores(m, end, -static_cast<double>(*cap)); }});
+  }
   propose_row_tiles(list);
-  propose_rows_of_one_word(*f, list);
+  propose_last_tile_masked(*f, list);
+  propose_trees(*f, list);
+  if (f->windowed())
+    list.push_back({"mask", "applies the window to keys behind the row, too", "",
+                    "sliding_window bounds the keys before a row; window_right bounds those behind it", 0,
+                    keys_dropped([window = f->window()](const Row& r, std::int64_t k) { return k - r.q_pos >= window; })});
 }
 
 }  // namespace quire::diagnose_detail

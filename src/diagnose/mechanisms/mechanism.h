@@ -71,6 +71,7 @@ void propose_element_type(const Scene& scene, Proposals& list);
 void propose_layout(const Scene& scene, Proposals& list);
 void propose_mask(const Scene& scene, Proposals& list);
 void propose_shapes(const Scene& scene, Proposals& list);
+void propose_late_tile(const Scene& scene, Proposals& list);
 void propose_split(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 

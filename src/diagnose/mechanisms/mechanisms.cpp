@@ -99,6 +99,7 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
                                    {"element_type", propose_element_type},
                                    {"layout", propose_layout},
                                    {"mask", propose_mask},
+                                   {"late_tile", propose_late_tile},
                                    {"split", propose_split},
                                    {"lse", propose_lse}};
   // The order of the proposals decides between equals, whichever thread is first.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum over keys is right, and what it is divided by is not; or one of the two is not rescaled when the maximum rises.
+// The sum over keys is right, and what it is divided by is not: another row's, or one with slots behind the end; or one of the
+// two is not rescaled when the maximum rises, from some tile on.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "diagnose/mechanisms/mechanism.h"
+#include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -18,7 +21,7 @@ const char* const kNextNormalisation =
 struct Sums {
   std::span<const Key> keys;
   std::span<const double> scores;
-  std::int64_t seq_len = 0;
+  const Row& row;
   double max = 0, denominator = 0;  ///< the sink included
   /// exp(sink - largest), for another maximum than `max`.
   double sink_beside(double largest) const {
@@ -60,7 +63,7 @@ void plant(Model& m, const Change& change, bool in_lse) {
     const double lse = before(model, row, keys, scores, p);
     if (lse == kNegInf || keys.empty()) return lse;
     const double max = faults_detail::largest(scores, model.sink(row));
-    const Sums sums{keys, scores, row.seq_len, max, std::exp(lse - max)};
+    const Sums sums{keys, scores, row, max, std::exp(lse - max)};
     const double denominator = change(sums, p);
     return in_lse ? max + std::log(denominator) : lse;
   };
@@ -85,11 +88,29 @@ Change denominator_not_rescaled(const Tiles& tiles) {
   });
 }
 
-Change accumulator_not_rescaled(const Tiles& tiles) {
-  return [tiles](const Sums& s, std::vector<double>& p) {
-    const std::vector<double> max = running_max(s, tiles);
+/// Up to tile `from` the accumulator follows the maximum, and from there on no longer.
+Change accumulator_not_rescaled(const Tiles& tiles, std::int64_t from) {
+  return [tiles, from](const Sums& s, std::vector<double>& p) {
+    std::vector<double> max = running_max(s, tiles);
+    std::size_t rescaled = 0;
+    while (rescaled < max.size() && tiles.of(s, rescaled) < from) ++rescaled;
+    if (rescaled > 0) std::fill(max.begin(), max.begin() + static_cast<std::ptrdiff_t>(rescaled), max[rescaled - 1]);
     for (std::size_t i = 0; i < p.size(); ++i) p[i] *= std::exp(max.back() - max[i]);
     return s.denominator;
+  };
+}
+
+Change neither_rescaled(const Tiles& tiles) {
+  return [tiles](const Sums& s, std::vector<double>& p) {
+    const std::vector<double> max = running_max(s, tiles);
+    double sum = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      p[i] *= std::exp(max.back() - max[i]) * s.denominator * std::exp(s.max - max.back());
+      sum += p[i];
+    }
+    sum += s.sink_beside(max.back());
+    for (double& weight : p) weight /= sum;
+    return sum * std::exp(max.back() - s.max);
   };
 }
 
@@ -100,6 +121,16 @@ Change denominator_without_last_tile(const Tiles& tiles) {
     for (std::size_t i = 0; i < s.scores.size(); ++i)
       if (tiles.of(s, i) == last && tiles.of(s, 0) != last && s.scores[i] != kNegInf) sum -= std::exp(s.scores[i] - s.max);
     return sum;
+  });
+}
+
+/// Slots behind the last key, up to the end of a tile: kernels that load zeros there and do not mask them add exp(0) for each.
+Change zeros_behind_the_end(std::int64_t tile, bool of_sequence) {
+  return over([tile, of_sequence](const Sums& s) {
+    const bool unbounded = s.row.query_len == 1 || !s.row.causal;  // no causal mask hides what lies behind the end
+    const std::int64_t end = of_sequence ? s.row.seq_len : s.keys.back().position + 1;
+    const std::int64_t slots = of_sequence && !unbounded ? 0 : semantics::round_up(end, tile) - end;
+    return s.denominator + static_cast<double>(slots) * std::exp(-s.max);
   });
 }
 
@@ -123,7 +154,7 @@ enum class Kept { first, last, last_of_sequence };
 /// Rows that see nothing of the last tile of the sequence divide by 0, which kernels store as 0.
 Change one_tile_in_denominator(const Tiles& tiles, Kept kept) {
   return [tiles, kept](const Sums& s, std::vector<double>& p) {
-    const std::int64_t wanted = kept == Kept::last_of_sequence ? tiles.of_position(s, s.seq_len - 1)
+    const std::int64_t wanted = kept == Kept::last_of_sequence ? tiles.of_position(s, s.row.seq_len - 1)
                                                                : tiles.of(s, kept == Kept::last ? s.keys.size() - 1 : 0);
     double sum = s.sink_beside(s.max);
     for (std::size_t i = 0; i < s.scores.size(); ++i)
@@ -131,6 +162,69 @@ Change one_tile_in_denominator(const Tiles& tiles, Kept kept) {
     for (double& weight : p) weight *= sum > 0 ? s.denominator / sum : 0;
     return sum;
   };
+}
+
+/// Divides by what belongs to another row or head; `whole`: with its maximum, which is the other's lse.
+Plant over_denominator_of(std::function<RowHead(const Facts&, const Row&)> other, bool whole) {
+  return [other = std::move(other), whole](Model& m) {
+    Model logs = m;  // its lse is the logarithm of the denominator
+    if (!whole)
+      logs.softmax = [before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                          std::span<const double> scores, std::vector<double>& p) {
+        const double lse = before(model, row, keys, scores, p);
+        return lse == kNegInf ? 0 : lse - faults_detail::largest(scores, model.sink(row));
+      };
+    m.finish = [f = m.facts, other, logs, before = m.finish](const Row& row, RowResult& result) {
+      before(row, result);
+      const std::array rows{RowHead{row.token, row.head}, other(*f, row)};
+      const std::vector<RowResult> both = evaluate(logs, rows);
+      for (double& value : result.out) value *= std::exp(both[0].lse - both[1].lse);
+    };
+  };
+}
+
+void propose_denominator_of(Proposals& list) {
+  struct Other {
+    const char* detail;
+    std::function<RowHead(const Facts&, const Row&)> at;
+  };
+  using N = std::int64_t;
+  std::vector<Other> others;
+  const auto row = [&](const char* detail, N (*index)(N index, N rows)) {
+    others.push_back({detail, [index](const Facts&, const Row& r) {
+                        const N i = r.token - r.first_token, n = std::max<N>(r.query_len, 1);
+                        return RowHead{r.first_token + (index(i, n) % n + n) % n, r.head};
+                      }});
+  };
+  row("of the row behind, in its request", [](N i, N) { return i + 1; });
+  row("of the row before, in its request", [](N i, N) { return i - 1; });
+  row("of the first row of its request", [](N, N) { return N{0}; });
+  row("of the last row of its request", [](N, N n) { return n - 1; });
+  for (const N by : {-1, 1})
+    others.push_back({by < 0 ? "of the head before" : "of the head behind", [by](const Facts& f, const Row& r) {
+                        return RowHead{r.token, (r.head + by + f.num_q_heads) % f.num_q_heads};
+                      }});
+  others.push_back({"of the first head of its group",
+                    [](const Facts& f, const Row& r) { return RowHead{r.token, r.head / f.group * f.group}; }});
+  for (const Other& other : others)
+    for (const bool whole : {false, true})
+      list.push_back({"normalisation", "divides by the denominator of another row or head",
+                      formatted("{}{}", other.detail, whole ? ", with its maximum" : ""), kNextNormalisation, 0,
+                      over_denominator_of(other.at, whole)});
+}
+
+/// exp(-infinity - -infinity) in rows that see no key of the first tile.
+void propose_nan_of_masked_tile(const Facts& facts, Proposals& list) {
+  for (std::int64_t tile = 8; tile <= 256; tile *= 2)
+    list.push_back({"normalisation", "makes NaN of rows whose first tile of keys is masked wholly",
+                    formatted("tiles of {} keys", tile),
+                    "a maximum of -infinity stays one: take exp(score - 0) there, which is 0", 0,
+                    result_changed([f = &facts, tile](const Row& row, RowResult& result) {
+                      const Span seen = f->hull(row.req, row.q_pos);
+                      if (seen.begin < tile) return;
+                      std::fill(result.out.begin(), result.out.end(), std::numeric_limits<double>::quiet_NaN());
+                      result.lse = std::numeric_limits<double>::quiet_NaN();
+                    })});
 }
 
 std::vector<std::int64_t> tile_sizes(const Facts& f) {
@@ -160,27 +254,23 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
   add("leaves the last key out of the denominator", "",
       over([](const Sums& s) { return s.denominator - std::exp(s.scores.back() - s.max); }));
   add("adds the softmax of the maximum, 1, to the denominator", "", over([](const Sums& s) { return s.denominator + 1; }));
-  const auto neither = [](const Tiles& tiles) -> Change {
-    return [tiles](const Sums& s, std::vector<double>& p) {
-      const std::vector<double> max = running_max(s, tiles);
-      double sum = 0;
-      for (std::size_t i = 0; i < p.size(); ++i) {
-        p[i] *= std::exp(max.back() - max[i]) * s.denominator * std::exp(s.max - max.back());
-        sum += p[i];
-      }
-      sum += s.sink_beside(max.back());
-      for (double& weight : p) weight /= sum;
-      return sum * std::exp(max.back() - s.max);
-    };
-  };
+  for (const std::int64_t tile : tile_sizes(scene.facts))
+    for (const bool of_sequence : {false, true})
+      add("counts slots behind the end with score 0 in the denominator",
+          formatted("up to the end of a tile of {}, behind {}", tile, of_sequence ? "the sequence" : "the row's last key"),
+          zeros_behind_the_end(tile, of_sequence));
+  propose_denominator_of(list);
+  propose_nan_of_masked_tile(scene.facts, list);
   for (const std::int64_t size : tile_sizes(scene.facts))
     for (const bool from_first : {false, true}) {
       if (from_first && (size == 1 || !scene.facts.windowed())) continue;
       const Tiles tiles{size, from_first};
       const std::string detail = formatted("tiles of {} keys{}", size, from_first ? ", from the row's first key on" : "");
       add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tiles));
-      add("does not rescale the accumulator when a later tile raises the maximum", detail, accumulator_not_rescaled(tiles));
-      add("rescales neither sum when a later tile raises the maximum", detail, neither(tiles));
+      for (const std::int64_t from : {1, 2, 3, 4})
+        add("does not rescale the accumulator when a later tile raises the maximum",
+            detail + (from == 1 ? "" : formatted(", from tile {} on", from)), accumulator_not_rescaled(tiles, from));
+      add("rescales neither sum when a later tile raises the maximum", detail, neither_rescaled(tiles));
       add("leaves the last tile out of the denominator", detail, denominator_without_last_tile(tiles));
       for (const double factor : {std::log(2.0), 1 / std::log(2.0)})
         for (const bool accumulator : {false, true})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mechanism: a number inside the score is wrong: the factor on q . K (softmax_scale, k_scale, a scaled q), the soft cap, the
-// ALiBi slope. The number is fitted to each wrong cell alone. Cells that agree give one number; cells that agree by head give one
-// per head.
+// ALiBi slope or distance. The number is fitted to each wrong cell alone. Cells that agree give one number; cells that agree by
+// head give one per head.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -214,6 +214,19 @@ Quantity slope() {
   return q;
 }
 
+/// One distance for all keys of a tile: that of its first key.
+void propose_distance_by_tile(const Facts& facts, Proposals& list) {
+  if (!facts.options.alibi_slopes.present()) return;
+  for (std::int64_t tile = 2; tile <= 256; tile *= 2)
+    list.push_back({"alibi_slope", "takes the ALiBi distance of a tile's first key for all of its keys",
+                    formatted("tiles of {} keys", tile), "slope_h * (k - q_pos), with the position of each key", 0,
+                    [tile](Model& m) {
+                      m.bias = [f = m.facts, tile, before = m.bias](const Row& row, std::int64_t k) {
+                        return before(row, k - (k + f->key_begin[Facts::at(row.req)]) % tile);
+                      };
+                    }});
+}
+
 }  // namespace
 
 void propose_score_value(const Scene& scene, Proposals& list) {
@@ -236,6 +249,7 @@ void propose_score_value(const Scene& scene, Proposals& list) {
            value * static_cast<double>(k - cell.row.q_pos);
   };
   try_quantity(scene, alibi, list);
+  propose_distance_by_tile(scene.facts, list);
 }
 
 }  // namespace quire::diagnose_detail

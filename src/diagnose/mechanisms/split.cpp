@@ -76,7 +76,7 @@ struct Parts {
 
 Parts parts_of(const Cut& cut, const Row& row, std::span<const Key> keys, std::span<const double> scores) {
   Parts parts;
-  const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len};
+  const Extent extent{keys.front().position, keys.back().position + 1, row.seq_len, row.req};
   std::int64_t current = -1;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const std::int64_t group = cut.group(extent, keys[i].position);
