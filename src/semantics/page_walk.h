@@ -46,14 +46,14 @@ constexpr QUIRE_HD std::int64_t columns_held(std::int64_t num_keys, std::int64_t
   return needed < width ? needed : width;
 }
 
-/// A request's row of the block table, as kernels read it: an entry that is no page is page 0. No row sees a key of such an
-/// entry, but the key has a place in a tile, which needs an address.
+/// A request's row of the block table, as kernels read it: an entry that is no page, or that the table is too narrow to have, is
+/// page 0. No row sees a key of such an entry, but the key has a place in a tile, which needs an address.
 struct PageRow {
   IndexView entries;
-  std::int64_t num_pages = 0;
+  std::int64_t columns = 0, num_pages = 0;
 
   QUIRE_HD std::int64_t operator[](std::int64_t column) const {
-    const std::int64_t page = entries[column];
+    const std::int64_t page = column < columns ? entries[column] : 0;
     return page >= 0 && page < num_pages ? page : 0;
   }
 };

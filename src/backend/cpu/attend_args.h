@@ -95,7 +95,7 @@ struct AttendArgs {
 
 /// The row of the block table of a request.
 QUIRE_HD semantics::PageRow pages_of(const AttendArgs& a, std::int64_t req) {
-  return {semantics::index_row(a.block_table, req), a.num_pages};
+  return {semantics::index_row(a.block_table, req), a.block_table.shape[1], a.num_pages};
 }
 
 /// One instantiation of attend_body.h. `scratch` is one thread's, laid out as plan_detail::ThreadScratch says.
