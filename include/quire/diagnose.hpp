@@ -211,7 +211,7 @@ struct Suspicion {
   double largest_left = 0;  ///< the largest error that it leaves unexplained
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
   bool tied = false;        ///< as certain as others that have another remedy: the cause is one of them
-  bool likely = false;      ///< explains at least half of the error, breaks no right row looked at, and claims nothing unprovable
+  bool likely = false;      ///< explains nearly all of the error and some number, breaks no right row, claims nothing unprovable
   bool combined = false;    ///< two faults at once, found greedily: the second on top of the first
   Standing standing = Standing::open;
   std::string refutation;  ///< why it is not the cause, with numbers; empty if `standing` is open

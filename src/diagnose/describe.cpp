@@ -40,8 +40,7 @@ std::string refutation(const Hypothesis& h, const Part& part) {
     text = formatted("explains {}", percent(h.share));
     if (h.fit.largest_left > 0) text += formatted(", leaves {:.3g} of {}", h.fit.largest_left, part.observed_text);
   }
-  const std::int64_t broken = h.scoped ? h.fit.broken_inside : h.fit.broken;
-  if (broken > 0) text += formatted("; would break {} of the right rows looked at", broken);
+  if (h.broken() > 0) text += formatted("; would break {} of the right rows looked at", h.broken());
   return text;
 }
 
@@ -136,7 +135,7 @@ void add_suspects(const Part& part, Diagnosis& d) {
   std::vector<Suspicion> refuted;
   for (const Hypothesis& h : part.ranking) {
     const bool whole = h.fit.wrong > 0 && h.fit.whole == h.fit.wrong;
-    const bool fits = h.tied || (whole && h.likely && h.why_not.empty() && h.share > best - kFits);
+    const bool fits = h.tied || (whole && (h.likely || h.alike) && h.why_not.empty() && h.share > best - kFits);
     const bool is_first = &h == &part.ranking.front();
     (fits || is_first ? d.suspicions : refuted).push_back(suspicion(h, part, !fits));
   }

@@ -19,7 +19,9 @@ struct Part {
   std::string observed_text;           ///< "1.69", "NaN or infinity"
   bool everything = false;             ///< the hypotheses concern all wrong cells, although `pattern` is the first of several
   std::vector<std::string> not_tried;  ///< see Ranking
-  std::vector<std::size_t> unmoved;    ///< cells that the cause, if it is certain, changes by less than their tolerance
+  /// Right cells that the cause changes by less than their tolerance, if it is certain; else those that stay right, if one that
+  /// explains every wrong cell is refuted by others.
+  std::vector<std::size_t> unmoved;
 };
 
 /// All results of a diagnosis, before their text is written.

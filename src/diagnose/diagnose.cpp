@@ -48,8 +48,15 @@ Part part_of(const Found& found, const Pattern& pattern, bool everything, const 
   scene.census = found.census;
   Ranking ranking = rank(scene, evidence, everything ? nullptr : &part.pattern, found.limit);
   part.ranking = std::move(ranking.hypotheses);
-  if (is_certain(part))
-    part.unmoved = unmoved_cells(found.facts, found.observed, found.where, part.ranking.front().model(found.facts));
+  const auto unmoved = [&](const Hypothesis& h, Untouched untouched) {
+    return unmoved_cells(found.facts, found.observed, found.where, h.model(found.facts), untouched);
+  };
+  const auto refuted = std::ranges::find_if(part.ranking, [](const Hypothesis& h) { return h.whole && h.broken() > 0; });
+  if (is_certain(part)) {
+    part.unmoved = unmoved(part.ranking.front(), Untouched::left_out);
+  } else if (refuted != part.ranking.end() && !found.limit.is_up()) {
+    part.unmoved = unmoved(*refuted, Untouched::listed);
+  }
   part.not_tried = std::move(ranking.not_tried);
   return part;
 }
@@ -87,10 +94,33 @@ void unite(Found& found) {
   found.parts.push_back(std::move(united));
 }
 
+/// Describes the wrong cells once more, among the cells that a cause can make wrong: heads that are insensitive to it stay
+/// within their tolerance, and would pass for heads in which it does not hold. A cause that explains every wrong cell, and that
+/// right cells refute, holds in a part of the batch: the right cells that it would change tell in which. Changes nothing if no
+/// cause is certain then.
+void describe_again(Found& found) {
+  const std::vector<std::size_t> unmoved = found.parts.front().unmoved;
+  if (found.parts.size() != 1 || unmoved.empty()) return;
+  const auto mark = [&](bool as) {
+    for (const std::size_t i : unmoved) found.where.rows[i].unmoved = as;
+  };
+  mark(true);
+  std::vector<Pattern> patterns = find_patterns(found.names, found.where);
+  Part again = found.parts.front();
+  if (!is_certain(again) || patterns.front().conditions != again.pattern.conditions)
+    again = part_of(found, patterns.front(), patterns.size() > 1);
+  mark(false);
+  if (!is_certain(again)) return;
+  again.pattern = patterns.front();
+  found.patterns = std::move(patterns);
+  found.parts = {std::move(again)};
+}
+
 /// Searches one cause for all wrong cells; without a certain one, a cause for each separate set of wrong cells.
 void find_causes(Found& found) {
   const bool several = found.patterns.size() > 1;
   found.parts.push_back(part_of(found, found.patterns.front(), /*everything=*/several));
+  if (!is_certain(found.parts.front())) describe_again(found);
   if (!several || is_certain(found.parts.front())) return;
   std::vector<Part> parts;
   for (const Pattern& pattern : found.patterns) parts.push_back(part_of(found, pattern, /*everything=*/false, found.patterns));
@@ -130,24 +160,6 @@ std::string wrong_padding(const Case& c) {
                    found.num_mismatches, found.num_elements);
 }
 
-/// Describes the wrong cells once more, among the cells that the cause can make wrong: heads that are insensitive to it stay
-/// within their tolerance, and would pass for heads in which it does not hold.
-void describe_again(Found& found) {
-  if (found.parts.size() != 1 || found.parts.front().unmoved.empty()) return;
-  const auto mark = [&](bool unmoved) {
-    for (const std::size_t i : found.parts.front().unmoved) found.where.rows[i].unmoved = unmoved;
-  };
-  mark(true);
-  std::vector<Pattern> patterns = find_patterns(found.names, found.where);
-  Part again = found.parts.front();
-  if (patterns.front().conditions != again.pattern.conditions) again = part_of(found, patterns.front(), patterns.size() > 1);
-  mark(false);
-  if (!is_certain(again)) return;
-  again.pattern = patterns.front();
-  found.patterns = std::move(patterns);
-  found.parts = {std::move(again)};
-}
-
 DiagnosisVerdict verdict_of(const std::vector<Part>& parts) {
   if (std::all_of(parts.begin(), parts.end(), is_known)) return DiagnosisVerdict::cause_found;
   return std::any_of(parts.begin(), parts.end(), is_likely) ? DiagnosisVerdict::mechanism_likely
@@ -177,7 +189,7 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options, const Fa
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
     split_by_bytes(found);
-    describe_again(found);
+    if (is_certain(found.parts.front())) describe_again(found);
     d.verdict = verdict_of(found.parts);
   }
   describe(found, d);

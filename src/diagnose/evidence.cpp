@@ -144,6 +144,7 @@ Exhibit Evidence::exhibit(const Compared& row) const {
   e.unlawful = nearly_all && where_.laws.breaks_any(row.token * facts_.num_q_heads + row.head);
   e.before = before(row);
   for (std::int64_t d = 0; d < facts_.v_head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
+  e.kept = right_is_new_ && keeps_bytes(row);
   e.zeros = std::all_of(e.observed.begin(), e.observed.end(), [](double value) { return value == 0; });
   e.observed_lse = observed_.lse.present() ? observed_.lse_at(row.token, row.head) : 0;
   return e;
@@ -180,6 +181,7 @@ void Evidence::choose(const std::vector<Pattern>& patterns) {
   for (std::size_t i = 0; i < std::min<std::size_t>(64, wrong_cells_.size()) && !any_number; ++i)
     any_number =
         !std::isnan(Observed{facts_.batch.output, facts_.batch.lse}.at(wrong_cells_[i]->token, wrong_cells_[i]->head, 0));
+  right_is_new_ = kept == 0;
   before_is_known_ = any_number && right > 0 && kept == 0;
   for (const Compared* row : exhibits(facts_, wrong_cells_)) wrong_.push_back(exhibit(*row));
   for (const Compared* row : exhibits(facts_, inside)) inside_.push_back(exhibit(*row));
@@ -273,6 +275,10 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
 void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& tally) const {
   ++tally.fit.wrong;
   tally.fit.zeros += e.zeros ? 1 : 0;
+  const Compared& compared = where_.rows[Facts::at(e.reference_row)];
+  const bool lse_alone = compared.wrong_dims == 0, finite = compared.nonfinite < compared.wrong_dims && !e.zeros;
+  tally.fit.numbers += lse_alone || finite ? 1 : 0;
+  tally.fit.kept += e.kept ? 1 : 0;
   tally.finite_numbers = tally.finite_numbers || (!e.zeros && std::isfinite(e.observed[0]));
   if (!p.written) return fit_unwritten(e, some_dims, tally);
   const RowResult expected = truth(e);
@@ -302,8 +308,6 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
     tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
     if (std::isfinite(residual)) tally.residuals += residual * residual;
   }
-  const Compared& compared = where_.rows[Facts::at(e.reference_row)];
-  const bool lse_alone = compared.wrong_dims == 0, finite = compared.nonfinite < compared.wrong_dims && !e.zeros;
   tally.fit.finite += whole && (lse_alone || finite) ? 1 : 0;
   tally.whole_by_own_lse += whole && own == 0 ? 1 : 0;
   tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
@@ -368,6 +372,7 @@ Fit Evidence::fit_dims(const Model& model, Stage stage, bool some_dims) const {
   const auto inside_count = static_cast<double>(std::min(count, inside_.size()));
   const auto outside_count = static_cast<double>(std::min(count, outside_.size()));
   fit.right_inside = static_cast<std::int64_t>(inside_count);
+  fit.right = static_cast<std::int64_t>(inside_count + outside_count);
   fit.damage_inside = inside / std::max(1.0, inside_count);
   fit.damage = (inside + outside) / std::max(1.0, inside_count + outside_count);
   return fit;

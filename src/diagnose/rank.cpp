@@ -34,7 +34,11 @@ constexpr double kUnproven = 0.5;
 // Least ratio of squared errors of the wrong cells to squared residuals (errors 10 times as large). Below, errors are so small
 // that wrong predictions of the right size fit, too.
 constexpr double kClearBest = 100;
-constexpr double kExplainsAll = 0.99;      // share of the error, element by element; the rest is rounding
+constexpr double kExplainsAll = 0.99;  // share of the error, element by element; the rest is rounding
+// Shares of the error from which a claim is likely, the second one only with kLikelyClarity: squared errors over squared
+// residuals. Less, and a claim that is right for some of the cells names a cause that is not theirs; more, and causes whose
+// details differ at the end of a page or a tile have no name.
+constexpr double kNearlyAll = 0.9, kLikely = 0.6, kLikelyClarity = 3;
 constexpr double kScopePrecision = 0.95;   // share of wrong cells among those that a scope selects, if the scope is a rule
 constexpr std::size_t kRowsForFitted = 3;  // wrong rows; one row fits the words of several mechanisms
 constexpr std::int64_t kRightSeen = 16;    // right cells inside a wider scope that a hypothesis must have left alone
@@ -131,18 +135,27 @@ class Contest {
     return !c.scoped || scope_->precision() >= kScopePrecision || fit.right_inside >= kRightSeen;
   }
 
-  /// Explains the wrong cells as well as a cause could, and breaks none of the rows that have one: a kernel of these rows alone
-  /// may have the fault.
-  static bool is_beside(const RankedCandidate& c) {
+  /// Explains the wrong cells as well as a cause could.
+  static bool is_whole(const RankedCandidate& c) {
     return c.fit.wrong > 0 && c.fit.whole == c.fit.wrong && c.fit.clarity >= kClearBest && c.fit.explained >= kExplainsAll &&
-           c.fit.finite > 0 && c.fit.broken_beside == 0 && !c.fit.unwritten && c.parts.size() == 1;
+           c.fit.finite > 0 && !c.fit.unwritten && c.parts.size() == 1;
+  }
+  /// Breaks none of the rows that have a wrong cell: a kernel of these rows alone may have the fault.
+  static bool is_beside(const RankedCandidate& c) { return is_whole(c) && c.fit.broken_beside == 0; }
+
+  /// Explains nearly all that it is about, and breaks nothing. A claim that rows were never written, which neither bytes nor
+  /// other rows prove, says too much.
+  static bool is_likely(const RankedCandidate& c) {
+    const Fit& fit = c.fit;
+    const bool unproved = fit.unwritten && fit.finite == 0 && (fit.unproven || (fit.by_nan && c.parts.size() > 1));
+    if (!c.verified || c.broken() > 0 || unproved) return false;
+    if (fit.numbers == 0) return fit.whole == fit.wrong && says_where(c);
+    return c.share >= kNearlyAll || (c.share >= kLikely && fit.clarity >= kLikelyClarity);
   }
 
-  /// A claim that rows were never written, which neither bytes nor other rows prove, is likely only if it says no more than what
-  /// is seen: NaN everywhere, and one fault.
-  static bool is_likely(const RankedCandidate& c) {
-    const bool unproved = c.fit.unwritten && c.fit.finite == 0 && (c.fit.unproven || (c.fit.by_nan && c.parts.size() > 1));
-    return c.share >= kLikely && c.broken() == 0 && !unproved;
+  /// Zeros and NaN in every wrong cell are what many causes give.
+  static bool is_alike(const RankedCandidate& c) {
+    return c.fit.wrong > 0 && c.fit.numbers == 0 && c.fit.whole == c.fit.wrong && c.share >= kNearlyAll && c.broken() == 0;
   }
 
  private:
@@ -161,6 +174,12 @@ class Contest {
     });
     if (!done && stage != Stage::screening)
       for (const RankedCandidate& c : list) not_tried_.insert(name_of(c));
+  }
+  /// Of cells without a number: that the bytes of the buffer are still there, or, without a scope and without a fitted number,
+  /// which cells they are.
+  static bool says_where(const RankedCandidate& c) {
+    const bool kept = c.fit.unwritten && c.fit.kept == c.fit.wrong;
+    return kept || (!c.scoped && !c.is_fitted() && c.fit.right > 0);
   }
   static std::string name_of(const RankedCandidate& c) {
     const Proposal& p = *c.parts[0];
@@ -181,7 +200,7 @@ class Contest {
       if (c.verified) best = std::max(best, c.share);
     if (best < 0 && !list.empty()) best = list.front().share;
     for (RankedCandidate& c : list)
-      if (!c.verified && (c.share >= best - kNearBest || is_beside(c)) && next.size() < kVerifiedAtOnce) next.push_back(&c);
+      if (!c.verified && (c.share >= best - kNearBest || is_whole(c)) && next.size() < kVerifiedAtOnce) next.push_back(&c);
     return next;
   }
 
@@ -204,7 +223,7 @@ class Contest {
   std::size_t rows_ = 0;
 };
 
-Hypothesis hypothesis(const RankedCandidate& c, bool certain, bool likely) {
+Hypothesis hypothesis(const RankedCandidate& c, bool certain) {
   Hypothesis h;
   const auto join = [](std::string& text, const std::string& more, const char* between) {
     if (!more.empty()) text += (text.empty() ? "" : between) + more;
@@ -221,7 +240,9 @@ Hypothesis hypothesis(const RankedCandidate& c, bool certain, bool likely) {
   h.share = c.share;
   h.scoped = c.scoped;
   h.certain = certain;
-  h.likely = certain || likely;
+  h.likely = certain || Contest::is_likely(c);
+  h.alike = !h.likely && Contest::is_alike(c);
+  h.whole = c.verified && Contest::is_whole(c);
   h.beside = certain || (c.verified && Contest::is_beside(c));
   h.place = std::min(c.place(), static_cast<int>(faults_detail::Rank::symptom));
   h.combined = c.parts.size() > 1;
@@ -287,16 +308,35 @@ bool is_of_keys(const std::string& mechanism) {
   return mechanism == "mask" || mechanism == "key_range" || mechanism == "positions";
 }
 
+/// Whether who follows one of them looks at the place of the other.
+bool same_remedy(const Hypothesis& a, const Hypothesis& b) {
+  const bool unwritten = a.fit.unwritten && b.fit.unwritten;  // both say no more than that nobody wrote these rows
+  return a.mechanism == b.mechanism || a.next == b.next || unwritten || (is_of_keys(a.mechanism) && is_of_keys(b.mechanism));
+}
+
+/// A claim that leaves something of the error, or explains no number, is not likely beside one of another remedy that explains
+/// about as much.
+void doubt(std::vector<Hypothesis>& ranking) {
+  std::vector<Hypothesis*> doubtful;
+  for (Hypothesis& h : ranking) {
+    const bool no_number = h.fit.numbers == 0;
+    if (!h.likely || h.certain || (h.fit.explained >= kExplainsAll && !no_number)) continue;
+    const auto rivals = [&](const Hypothesis& other) {
+      const bool stands = no_number ? other.likely : other.broken() == 0 && !other.fit.unproven;
+      return stands && other.share > h.share - kNearBest && !same_remedy(h, other);
+    };
+    if (std::ranges::any_of(ranking, rivals)) doubtful.push_back(&h);
+  }
+  for (Hypothesis* h : doubtful) h->likely = false, h->alike = h->fit.numbers == 0;
+}
+
 /// Marks the certain hypotheses that stand as high as the first one, if not all of them have one remedy.
 void tie(std::vector<Hypothesis>& ranking) {
   if (ranking.empty() || !ranking.front().certain) return;
   const Hypothesis& first = ranking.front();
   const auto stands_beside = [&](const Hypothesis& h) { return h.beside && h.place <= first.place; };
-  const bool several = std::any_of(ranking.begin(), ranking.end(), [&](const Hypothesis& h) {
-    const bool unwritten = h.fit.unwritten && first.fit.unwritten;  // both say no more than that nobody wrote these rows
-    const bool same = h.mechanism == first.mechanism || h.next == first.next || unwritten;
-    return stands_beside(h) && !same && !(is_of_keys(h.mechanism) && is_of_keys(first.mechanism));
-  });
+  const bool several = std::any_of(ranking.begin(), ranking.end(),
+                                   [&](const Hypothesis& h) { return stands_beside(h) && !same_remedy(h, first); });
   for (Hypothesis& h : ranking) h.tied = several && stands_beside(h);
 }
 
@@ -327,9 +367,11 @@ Scene make_scene(const Facts& facts, const Observed& observed, const Localisatio
 Ranking rank(const Scene& scene, const Evidence& evidence, const Pattern* scope, const TimeLimit& limit) {
   Proposals proposals;
   Ranking impossible;
-  constexpr double kProposing = 0.2;  // share of the time for each of the two; more leaves less for testing what was proposed
-  add_catalogue(scene, evidence, limit.part(kProposing), proposals, impossible);
-  Proposals more = propose_all(scene, limit.part(kProposing), impossible.not_tried);
+  // Shares of the time for the catalogue, and for inversions, which are work for each key of the opened cells. More leaves less
+  // for testing what was proposed; less leaves mechanisms of long rows of wide heads untried, and then nothing is certain.
+  constexpr double kListing = 0.2, kInverting = 0.4;
+  add_catalogue(scene, evidence, limit.part(kListing), proposals, impossible);
+  Proposals more = propose_all(scene, limit.part(kInverting), impossible.not_tried);
   std::move(more.begin(), more.end(), std::back_inserter(proposals));
 
   Contest contest(scene, evidence, scope, limit);
@@ -343,14 +385,15 @@ Ranking rank(const Scene& scene, const Evidence& evidence, const Pattern* scope,
     contest.run(pairs);
     const double alone = candidates.empty() ? 0 : candidates.front().share;
     if (!pairs.empty() && pairs.front().share > alone + kCombinationMustAdd)
-      ranking.push_back(hypothesis(pairs.front(), contest.is_certain(pairs.front()), Contest::is_likely(pairs.front())));
+      ranking.push_back(hypothesis(pairs.front(), contest.is_certain(pairs.front())));
   }
   // List the best parameters only of each fault or mechanism.
   std::set<std::string> listed;
   for (const RankedCandidate& c : candidates)
     if (listed.insert(c.parts[0]->fault != nullptr ? c.parts[0]->fault->info.id : c.parts[0]->mechanism + c.parts[0]->text)
             .second)
-      ranking.push_back(hypothesis(c, contest.is_certain(c), Contest::is_likely(c)));
+      ranking.push_back(hypothesis(c, contest.is_certain(c)));
+  doubt(ranking);
   // What right cells refute explains nothing, whatever its share.
   std::stable_sort(ranking.begin(), ranking.end(), [](const Hypothesis& a, const Hypothesis& b) {
     return std::pair(a.certain, a.likely) > std::pair(b.certain, b.likely);

@@ -22,13 +22,17 @@ struct Hypothesis {
   double share = 0;      ///< explained share less damage, in the better of the two scopes
   bool scoped = false;   ///< holds inside the scope of the pattern only: elsewhere right cells refute it
   bool certain = false;  ///< see is_certain()
+  bool whole = false;    ///< explains every number of every wrong cell, whatever right cells say
   bool beside = false;   ///< certain, or would be if it held for rows with a wrong cell alone
   bool tied = false;     ///< stands beside a certain one that has another remedy: the cause is one of them
   bool likely = false;   ///< explains most, breaks no right cell, and claims nothing that cannot be proved
+  bool alike = false;    ///< explains every cell, but no number: zeros and NaN are what many causes give
   bool combined = false;
   int place = 0;  ///< place among equals: with evidence in the batch, a known mistake, anything else
   std::vector<std::function<void(Model&)>> plants;  ///< one, or the two of a combination; valid as long as the scene
 
+  /// Right exhibits that it would break where it is said to hold.
+  std::int64_t broken() const { return scoped ? fit.broken_inside : fit.broken; }
   Model model(const Facts& facts) const {
     Model m(facts);
     for (const auto& plant : plants) plant(m);
@@ -50,8 +54,5 @@ Scene make_scene(const Facts& facts, const Observed& observed, const Localisatio
 
 /// Share that a scope must explain more, because a scope is one more assumption.
 inline constexpr double kScopePenalty = 0.01;
-
-/// Share of the error from which a hypothesis that is not certain is called likely.
-inline constexpr double kLikely = 0.5;
 
 }  // namespace quire::diagnose_detail

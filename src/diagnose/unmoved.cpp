@@ -51,7 +51,8 @@ bool touches(const Model& cause, const Model& truth, const RowHead& at) {
 
 }  // namespace
 
-std::vector<std::size_t> unmoved_cells(const Facts& f, const Observed& observed, const Localisation& where, const Model& cause) {
+std::vector<std::size_t> unmoved_cells(const Facts& f, const Observed& observed, const Localisation& where, const Model& cause,
+                                       Untouched untouched) {
   const auto work = [&](std::size_t i) {
     return static_cast<double>(where.reference.num_keys[i]) * static_cast<double>(f.head_dim + f.v_head_dim);
   };
@@ -77,7 +78,7 @@ std::vector<std::size_t> unmoved_cells(const Facts& f, const Observed& observed,
     const RowHead at{cell.token, cell.head};
     const RowResult predicted = evaluate(cause, std::span(&at, 1)).front();
     const bool right = predicted.written && is_right(f, observed, where.reference, cell.reference_row, predicted);
-    unmoved[i] = right && touches(flat_cause, flat_truth, at) ? 1 : 0;
+    unmoved[i] = right && (untouched == Untouched::listed || touches(flat_cause, flat_truth, at)) ? 1 : 0;
   });
   std::vector<std::size_t> list;
   for (std::size_t i = 0; i < asked.size(); ++i)

@@ -3,6 +3,8 @@
 // tie of remedies has no one cause, and a row that breaks a law is not right.
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "diagnose/written_by.h"
@@ -76,6 +78,69 @@ TEST(Claims, OfAKeySetThatManyMechanismsHaveNoOneIsTheCause) {
   const Diagnosis d = diagnosed(written_by("q=f32 heads=8:2 d=64 page=16 reqs=33,50,20,1@60 seed=6", NumericsProfile{}, plant));
   EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
   EXPECT_THAT(to_string(d), HasSubstr("index in its request divided by 4")) << to_string(d);
+}
+
+/// Fills the output from before the call with numbers that no kernel makes, and keeps what was observed.
+void fill_before(Case& c) {
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  for (std::int64_t t = 0; t < c.batch.output.shape[0]; ++t)
+    for (std::int64_t h = 0; h < c.batch.output.shape[1]; ++h)
+      for (std::int64_t d = 0; d < c.batch.output.shape[2]; ++d) f32_at(c.batch.output, t, h, d) = 3 * normal(random);
+}
+
+/// Makes every dim of these rows one value, and fills what the buffer held before with numbers.
+Case with_rows_of(const std::string& line, float value, std::int64_t first, std::int64_t end) {
+  Case c = right(line);
+  for (std::int64_t t = first; t < end; ++t)
+    for (std::int64_t h = 0; h < c.observed.shape[1]; ++h)
+      for (std::int64_t d = 0; d < c.observed.shape[2]; ++d) f32_at(c.observed, t, h, d) = value;
+  fill_before(c);
+  return c;
+}
+
+/// Rows of chunks before the last one see no key of the last row's chunk: zeros, as many other key sets give them.
+TEST(Claims, ZerosAloneProveNoCause) {
+  const Diagnosis d = diagnosed(with_rows_of("q=f32 heads=4:2 d=32 page=16 chunk=16 reqs=45,1@40 seed=8", 0, 0, 32));
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("these cells hold 0 or NaN alone")) << to_string(d);
+  EXPECT_THAT(to_string(d), HasSubstr("one of")) << to_string(d);
+}
+
+/// NaN over a buffer of numbers was computed: it was not left by a kernel that never wrote.
+TEST(Claims, NaNOverNumbersProvesNoCause) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::int64_t first : {0, 20}) {
+    const Diagnosis d = diagnosed(with_rows_of("q=f32 heads=4:2 d=32 page=16 window=16 reqs=45 seed=8", nan, first, 45));
+    EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+  }
+}
+
+/// Rows that keep the NaN that the buffer held are told from rows that were written.
+TEST(Claims, RowsThatKeepTheBuffersNaNAreLikelyNotWritten) {
+  Case c = with_rows_of("q=f32 heads=4:2 d=32 page=16 reqs=45,1@40 seed=8", std::numeric_limits<float>::quiet_NaN(), 32, 45);
+  for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i) static_cast<float*>(c.batch.output.data)[i] = NAN;
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
+  EXPECT_TRUE(d.suspicions[0].text.starts_with("never writes")) << to_string(d);
+}
+
+/// A fault holds in five of eight cells; the others hold larger numbers that it does not explain.
+TEST(Claims, AClaimThatLeavesAThirdOfTheCellsIsNotLikely) {
+  const char* const line = "q=f32 heads=8:2 d=32 page=8 reqs=16@40,16@70,1@55,1@90 seed=4";
+  const Case wrong = with_fault(line, "kv_head_modulo");
+  Case c = right(line);
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (std::int64_t t = 0; t < c.observed.shape[0]; ++t)
+    for (const std::int64_t h : {1, 3, 4, 6}) {  // other heads have their KV head under the fault, too
+      const bool follows = random() % 8 < 5;
+      for (std::int64_t d = 0; d < c.observed.shape[2]; ++d)
+        f32_at(c.observed, t, h, d) = follows ? f32_at(wrong.observed, t, h, d) : normal(random);
+    }
+  const Diagnosis d = diagnosed(c);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+  EXPECT_EQ(place_of(d, "kv_head_modulo"), 1) << to_string(d);
 }
 
 /// Scores near -1e5 in f32 have a tolerance above the answers: zeros lie within it, and are no average of V.

@@ -62,6 +62,21 @@ TEST(Scoped, AFactorThatNoListHoldsIsFitted) {
   EXPECT_THAT(d.patterns[0].text, HasSubstr("heads 4-5"));
 }
 
+/// A window is one key too long in the prefill rows. Rows whose 21st key weighs nothing stay right, and so do rows that see it
+/// by their prefix: no rule over the batch tells them from the wrong ones, but the cause does.
+TEST(Scoped, RightCellsThatACauseWouldChangeTellWhereItHolds) {
+  const char* const line =
+      "q=bf16 heads=6:2 d=64 page=32 window=20 prefix=30,0,0,30,4,0,1 seed=6 "
+      "reqs=1@145,3@48,47@17,66@100,17@42,1@300,1@31";
+  const Case c = made(line);
+  std::vector<std::int64_t> prefill;
+  for (std::int64_t t = 1; t < 134; ++t) prefill.push_back(t);
+  const Diagnosis d = diagnosed(with_fault_in(line, "window_one_long", prefill));
+  ASSERT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+  EXPECT_EQ(d.suspicions[0].fault, "window_one_long") << to_string(d);
+  EXPECT_THAT(d.suspicions[0].scope, HasSubstr("prefill rows")) << to_string(d);
+}
+
 /// Two faults in different scopes are two patterns, each with its cause.
 TEST(Scoped, TwoFaultsInTwoScopesAreNamedOneByOne) {
   Case c = with_fault_in(kLine, "causal_excludes_own_key", decode_rows(made(kLine)));

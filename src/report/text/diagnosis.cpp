@@ -39,8 +39,14 @@ void add_as_good(std::span<const Suspicion> own, Lines& lines) {
   if (same.by_head) lines.add("as good", "and by head: a number of each head's own fits as well");
 }
 
-/// Adds the lines of an uncertain result: the likely mechanism, or how little the best one explains.
+/// Adds the lines of an uncertain result: the likely mechanism, what would give the same zeros, or how little the best one
+/// explains.
 void add_uncertain(std::span<const Suspicion> own, Lines& lines) {
+  if (is_one_of_many(own.front())) {
+    lines.add("cause", kOneOfMany);
+    lines.add("one of", named(own.front()));
+    return add_as_good(own, lines);
+  }
   if (own.front().likely) {
     const Suspicion& best = own.front();
     lines.add("cause", formatted("{}: a kernel that {}", best.tied ? "one of these" : "likely", named(best)));
@@ -191,7 +197,8 @@ std::string to_string(const Diagnosis& d) {
   for (const DiagnosisPart& part : d.parts) {
     const auto own = std::span<const Suspicion>(d.suspicions).subspan(part.first, part.count);
     add_cause(part, own, d.parts.size() > 1, lines);
-    if (!own.front().certain && as_good(own).others.size() > kFew && d.nothing_finite) lines.add("next", kNextAfterNaN);
+    const bool any_nan = !own.front().certain && as_good(own).others.size() > kFew && d.nothing_finite;
+    if (any_nan || is_one_of_many(own.front())) lines.add("next", any_nan ? kNextAfterNaN : kNextAfterZeros);
     add_refuted(own, known, lines);
   }
   return lines.take();

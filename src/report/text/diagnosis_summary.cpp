@@ -84,6 +84,11 @@ void add_as_good(std::span<const Suspicion> own, std::vector<Entry>& entries) {
 }
 
 void add_unknown(const Diagnosis& d, std::span<const Suspicion> own, std::vector<Entry>& entries) {
+  if (is_one_of_many(own.front())) {
+    entries.push_back({"cause", kOneOfMany, 2});
+    entries.push_back({"one of", named(own.front()), 2});
+    return add_as_good(own, entries);
+  }
   const Tested t = tested(own);
   entries.push_back(
       {"cause",
@@ -105,6 +110,8 @@ void add_next(const Diagnosis& d, std::span<const Suspicion> own, std::vector<En
     entries.push_back({"next", kNextAfterNaN, 3});
   } else if (named_one && !best.next.empty()) {
     entries.push_back({"next", best.next, 2});
+  } else if (is_one_of_many(best)) {
+    entries.push_back({"next", kNextAfterZeros, 3});
   } else if (!named_one) {
     entries.push_back({"next",
                        d.stopped_after > 0 ? "give it more time, or a smaller batch that is still wrong"

@@ -20,6 +20,11 @@ inline constexpr const char* kNextAfterNaN =
     "of NaN (poisoned_cache does, in its second run)";
 
 inline std::string share_text(double share) { return formatted("{:.3g} %", 100 * std::max(0.0, share)); }
+/// Whether it explains every cell, none of which holds a number: other causes give 0 or NaN, too.
+inline bool is_one_of_many(const Suspicion& s) { return s.standing == Standing::open && !s.likely && !s.certain; }
+inline constexpr const char* kOneOfMany = "unknown: these cells hold 0 or NaN alone, which many causes give";
+inline constexpr const char* kNextAfterZeros =
+    "fill the output with a number before the call: cells that keep it were never written, the others were computed";
 inline bool is_nothing(double share) { return share < 0.005; }  ///< printed as 0 %
 
 inline const std::string& id_of(const Suspicion& s) { return s.fault.empty() ? s.mechanism : s.fault; }
