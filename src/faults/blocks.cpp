@@ -136,20 +136,33 @@ void add_block_scales(const Family& add) {
   const char* const kSlot = "print the address of a scale beside page, offset, head and block";
   add("block_scales_dropped", "drops the block scales", "", "a code says nothing without the scale of its block",
       scales_by("all block scales are 1", [](const Facts&, Side, const Place&, std::int64_t, std::int64_t) { return 1.0; }));
-  add("block_scale_of_neighbour", "uses the scale of the block before", "", kSlot,
-      scales_by("neighbouring blocks have the same scales",
-                [](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
-                  return scale_at(f, side, place, head, block > 0 ? block - 1 : blocks_of(f, side) - 1);
-                }));
+  const auto block_beside = [](std::int64_t by) {
+    return scales_by("neighbouring blocks have the same scales",
+                     [by](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+                       const std::int64_t blocks = blocks_of(f, side);
+                       return scale_at(f, side, place, head, (block + by + blocks) % blocks);
+                     });
+  };
+  add("block_scale_of_neighbour", "uses the scale of a neighbouring block", "", kSlot,
+      any_of({{"the block before", block_beside(-1)}, {"the block behind", block_beside(1)}}));
   add("block_scale_of_first_block", "uses the scale of a row's first block for all of its blocks", "", kSlot,
       scales_by("all blocks of a row have the same scale", [](const Facts& f, Side side, const Place& place, std::int64_t head,
                                                               std::int64_t) { return scale_at(f, side, place, head, 0); }));
-  add("block_scales_of_neighbour_token", "uses the block scales of the token before", "", kSlot,
-      scales_by("neighbouring tokens have the same scales",
-                [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
-                  place.offset = place.offset > 0 ? place.offset - 1 : f.page_size - 1;
-                  return scale_at(f, side, place, head, block);
-                }));
+  const char* const kSameTokens = "neighbouring tokens have the same scales";
+  const auto in_memory = [kSameTokens](std::int64_t by) {
+    return scales_by(kSameTokens, [by](const Facts& f, Side side, const Place& place, std::int64_t head, std::int64_t block) {
+      return scale_at(f, side, beside(f, place, by), head, block);
+    });
+  };
+  add("block_scales_of_neighbour_token", "uses the block scales of a neighbouring token", "", kSlot,
+      any_of({{"the token before, within its page",
+               scales_by(kSameTokens,
+                         [](const Facts& f, Side side, Place place, std::int64_t head, std::int64_t block) {
+                           place.offset = place.offset > 0 ? place.offset - 1 : f.page_size - 1;
+                           return scale_at(f, side, place, head, block);
+                         })},
+              {"the slot before", in_memory(-1)},
+              {"the slot behind", in_memory(1)}}));
   // Scales of [page_size, num_kv_heads, blocks] read as if they followed an hnd cache: [num_kv_heads, page_size, blocks].
   add("block_scales_by_layout", "reads block scales of [page_size, num_kv_heads] as [num_kv_heads, page_size]", "",
       "pass the strides of the scales; they need not be those of the cache's layout",

@@ -56,6 +56,29 @@ Suspects seq_lens_seen(const Clues& e, std::vector<std::int64_t> seen) {
   return rows_only(row_changed(believe), std::move(detail));
 }
 
+Find any_of(std::vector<std::pair<std::string, Find>> ways) {
+  return [ways = std::move(ways)](const Clues& e) {
+    Suspects all;
+    std::string why_not;
+    for (const auto& [words, find] : ways) {
+      Suspects s = find(e);
+      if (why_not.empty()) why_not = s.why_not;
+      for (Suspect& one : s.list) {
+        one.detail = one.detail.empty() ? words : formatted("{}, {}", words, one.detail);
+        all.list.push_back(std::move(one));
+      }
+    }
+    return std::move(all).or_why_not(why_not);
+  };
+}
+
+Place beside(const Facts& f, Place place, std::int64_t by) {
+  const std::int64_t slots = f.num_pages * f.page_size, slot = place.page * f.page_size + place.offset + by;
+  place.page = (slot + slots) % slots / f.page_size;
+  place.offset = (slot + slots) % slots % f.page_size;
+  return place;
+}
+
 Plant row_changed(std::function<void(Row&)> change) {
   return function_changed(&Model::row, [change = std::move(change)](const auto& before, std::int64_t token, std::int64_t head) {
     Row row = before(token, head);

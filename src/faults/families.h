@@ -49,6 +49,9 @@ struct Family {
   }
 };
 
+/// A fault that may happen in several ways, each with its words: the suspects of all of them. The first is planted.
+Find any_of(std::vector<std::pair<std::string, Find>> ways);
+
 inline constexpr const char* kSameKeys = "every row sees the same keys all the same";
 inline constexpr const char* kNotCached = "no row reads the cache";
 inline constexpr std::size_t kMaxCandidates = 64;  ///< suspects that one fault lists at most; bounds the time of diagnose()
@@ -67,6 +70,8 @@ Plant keys_changed(std::function<void(const Row&, std::vector<Key>&)> change);
 Plant keys_dropped(std::function<bool(const Row&, std::int64_t position)> drop);
 /// Lets the window begin at first(row) and order end at last(row); the rest of the mask stays true.
 Plant keys_between(std::function<std::int64_t(const Row&)> first, std::function<std::int64_t(const Row&)> last);
+/// The place that lies `by` slots further in memory; behind the cache's last slot comes its first.
+Place beside(const Facts& facts, Place place, std::int64_t by);
 using ChangePlace = std::function<void(const Model&, const Row&, Side, std::int64_t position, Place&)>;
 /// Changes places in the cache.
 Plant cached_place_changed(ChangePlace change);

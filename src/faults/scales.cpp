@@ -33,9 +33,9 @@ void for_each_cached(const Facts& f, const Model& truth, Visit&& visit) {
   }
 }
 
-/// Does a wrong scale differ from the right one where it matters? One head is enough where heads have scales; of tokens, a
-/// quarter, plainly.
-bool differs(const Facts& f, Side side, const Wrong& wrong) {
+/// Does a wrong scale differ from the right one where it matters? One head is enough where heads have scales, and one token where
+/// an output is looked at; of a mutant's tokens, a quarter, plainly.
+bool differs(const Facts& f, Side side, const Wrong& wrong, bool mutant = true) {
   if (!any_cached(f) || (side == Side::key && !scores_matter(f))) return false;
   const Model truth(f);
   const auto off = [&](const Place& place, std::int64_t h) {
@@ -50,7 +50,7 @@ bool differs(const Facts& f, Side side, const Wrong& wrong) {
     ++all;
   });
   const bool tokens = of_tokens(f, Side::key) || of_tokens(f, Side::value);
-  return tokens ? 4 * plainly > all : any;
+  return tokens && mutant ? 4 * plainly > all : any;
 }
 
 Plant replaced(const Facts& f, const Wrong& wrong, bool key, bool value) {
@@ -77,7 +77,8 @@ Suspects dropped(const Clues& e, Side side) {
 Find either(const Wrong& wrong, const char* why_not) {
   return [=](const Clues& e) {
     const Facts& f = e.facts;
-    const bool k = differs(f, Side::key, wrong), v = differs(f, Side::value, wrong);
+    const bool mutant = e.wrong.empty();
+    const bool k = differs(f, Side::key, wrong, mutant), v = differs(f, Side::value, wrong, mutant);
     Suspects s;
     if (k && v) s.list.push_back({"k_scale and v_scale", replaced(f, wrong, /*key=*/true, /*value=*/true)});
     if (k) s.list.push_back({"k_scale", replaced(f, wrong, /*key=*/true, /*value=*/false)});
@@ -153,11 +154,21 @@ void add_cache_scales(const Family& add) {
 
 void add_token_scales(const Family& add) {
   const char* const kSlot = "print the address of a scale beside page, offset and head; scales follow the slot, as K and V do";
-  add("token_scale_of_neighbour", "uses the scale of the token before", "", kSlot,
-      elsewhere("neighbouring tokens have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
-        place.offset = place.offset > 0 ? place.offset - 1 : truth.facts->page_size - 1;
-        return truth.scale(side, place, h);
-      }));
+  const char* const kSame = "neighbouring tokens have the same scales";
+  const auto in_memory = [kSame](std::int64_t by) {
+    return elsewhere(kSame, [by](const Model& truth, Side side, const Place& place, std::int64_t h) {
+      return truth.scale(side, beside(*truth.facts, place, by), h);
+    });
+  };
+  add("token_scale_of_neighbour", "uses the scale of a neighbouring token", "", kSlot,
+      any_of({{"the token before, within its page", elsewhere(kSame,
+                                                              [](const Model& truth, Side side, Place place, std::int64_t h) {
+                                                                place.offset = place.offset > 0 ? place.offset - 1
+                                                                                                : truth.facts->page_size - 1;
+                                                                return truth.scale(side, place, h);
+                                                              })},
+              {"the slot before", in_memory(-1)},
+              {"the slot behind", in_memory(1)}}));
   add("token_scale_of_page_start", "uses the scale of the first token of a page for all of its tokens", "", kSlot,
       elsewhere("all tokens of a page have the same scales", [](const Model& truth, Side side, Place place, std::int64_t h) {
         place.offset = 0;

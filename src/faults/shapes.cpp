@@ -136,16 +136,15 @@ Find bit_elsewhere(std::function<std::pair<std::int64_t, std::int64_t>(const Row
     };
   });
 }
-Suspects first_bits_only(const Clues& e) {
-  Suspects all;
-  for (std::int64_t bits = 8; bits <= 128; bits *= 2) {
-    Suspects s = of_tree([bits](const Facts* f, Shapes& shapes) {
-      shapes.bit = [f, bits](const Row& r, std::int64_t b) { return b < bits && f->tree_bit(r.query_token, b); };
-    })(e);
-    for (Suspect& one : s.list) all.list.push_back({formatted("the first {} bits", bits), std::move(one.plant)});
-    all.why_not = all.list.empty() ? s.why_not : "";
-  }
-  return all;
+Find first_bits_only() {
+  std::vector<std::pair<std::string, Find>> ways;
+  for (std::int64_t bits = 8; bits <= 128; bits *= 2)
+    ways.emplace_back(formatted("the first {} bits", bits), of_tree([bits](const Facts* f, Shapes& shapes) {
+                        shapes.bit = [f, bits](const Row& r, std::int64_t b) {
+                          return b < bits && f->tree_bit(r.query_token, b);
+                        };
+                      }));
+  return any_of(std::move(ways));
 }
 void hide_own_key(const Facts* f, Shapes& s) {
   s.bit = [f](const Row& r, std::int64_t b) {
@@ -172,7 +171,7 @@ void add_trees(const Family& add) {
   add("tree_of_first_row", "gives every row of a request the bits of its first", "", kTree,
       bit_elsewhere([](const Row& r, N b) { return std::pair(r.first_token, b); }));
   add("tree_first_byte_only", "reads no more than the first byte or word of a row", "NVIDIA/TensorRT-LLM#12962", kTree,
-      first_bits_only);
+      first_bits_only());
   add("tree_hides_context", "hides the keys before a tree from its rows", "", kTree,
       of_tree([](const Facts*, Shapes& s) { s.tree_alone = true; }));
   add("tree_without_own_key", "hides a row's own key in a tree", "", kTree, of_tree(hide_own_key));

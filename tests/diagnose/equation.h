@@ -30,6 +30,7 @@ class Equation {
     spans = [this](const EquationRow& r) { return spans_of(r.request); };
     sees = [this](const EquationRow& r, std::int64_t k) { return is_visible(r, k); };
     weight = [](double w) { return w; };
+    sum = [](double so_far, double exact) { return so_far + exact; };
     store = [](const EquationRow&, std::int64_t, double x) { return x; };
   }
 
@@ -40,6 +41,7 @@ class Equation {
   std::function<std::vector<Span>(const EquationRow&)> spans;
   std::function<bool(const EquationRow&, std::int64_t k)> sees;  ///< by the three above, and the window
   std::function<double(double)> weight;                          ///< exp(score - largest score), before it meets V
+  std::function<double(double so_far, double exact)> sum;        ///< the denominator, key by key
   std::function<double(const EquationRow&, std::int64_t d, double x)> store;
 
   const Tensor& k_cache() const { return c_.cache.k; }
@@ -53,9 +55,18 @@ class Equation {
     const Tensor& q = c_.batch.query;
     return semantics::load(q.data, q.dtype, token * q.stride[0] + head * q.stride[1] + d * q.stride[2]);
   }
+  /// The scale of a cached token: its own, its head's, or that of all.
+  double scale_at(bool of_value, std::int64_t at_page, std::int64_t slot, std::int64_t head) const {
+    const Tensor& t = of_value ? c_.cache.v_scale : c_.cache.k_scale;
+    if (!t.present()) return 1;
+    const std::int64_t of_token = at_page * t.stride[0] + slot * t.stride[1] + head * t.stride[2];
+    return semantics::load(t.data, t.dtype, t.rank == 3 ? of_token : t.num_elements() > 1 ? head : 0);
+  }
+  double code(bool of_value, std::int64_t at_page, std::int64_t slot, std::int64_t head, std::int64_t d) const {
+    return element(of_value ? c_.cache.v : c_.cache.k, {}, at_page, slot, head, d);
+  }
   double cached(bool of_value, std::int64_t at_page, std::int64_t slot, std::int64_t head, std::int64_t d) const {
-    return of_value ? element(c_.cache.v, c_.cache.v_scale, at_page, slot, head, d)
-                    : element(c_.cache.k, c_.cache.k_scale, at_page, slot, head, d);
+    return scale_at(of_value, at_page, slot, head) * code(of_value, at_page, slot, head, d);
   }
   double cached_at(const EquationRow& r, bool of_value, std::int64_t k, std::int64_t d) const {
     return cached(of_value, page(r.request, k / page_size()), k % page_size(), kv_head(r.head), d);
@@ -81,6 +92,11 @@ class Equation {
     return list;
   }
 
+  bool tree_bit(std::int64_t token, std::int64_t bit) const {
+    const Tensor& t = c_.batch.tree_mask;
+    return (static_cast<const std::uint8_t*>(t.data)[token * t.stride[0] + bit / 8 * t.stride[1]] >> (bit % 8) & 1) != 0;
+  }
+
   /// Writes the observed output.
   void write() {
     const Tensor& o = c_.batch.output;
@@ -97,6 +113,8 @@ class Equation {
 
  private:
   bool is_visible(const EquationRow& r, std::int64_t k) const {
+    const std::int64_t tree_len = c_.batch.tree_lens.present() ? i32_at(c_.batch.tree_lens, r.request) : 0;
+    if (k >= r.seq_len - tree_len) return tree_bit(r.token, k - r.seq_len + tree_len);
     bool together = false;
     for (const Span& s : spans(r))
       together = together || (k >= s.begin && k < s.end && r.position >= s.begin && r.position < s.end);
@@ -130,13 +148,13 @@ class Equation {
     }
     if (keys.empty()) return out;
     const double largest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
+    double denominator = 0;
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const double exact = std::exp(scores[i] - largest), p = weight(exact);
-      sum += exact;
+      denominator = sum(denominator, exact);
       for (std::size_t d = 0; d < out.size(); ++d) out[d] += p * value(r, keys[i], static_cast<std::int64_t>(d));
     }
-    for (double& x : out) x /= sum;
+    for (double& x : out) x /= denominator;
     return out;
   }
 

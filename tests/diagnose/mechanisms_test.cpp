@@ -22,6 +22,7 @@ const char* const kNewRows = "q=f32 heads=4:2 d=32 page=8 reqs=9@42/42,1@53/53,5
 const char* const kLatent = "q=f32 heads=8:1 d=72 dv=48 latent=1 page=8 reqs=9@47,1@55,5@51 seed=3";
 const char* const kPrefix = "q=f32 heads=4:2 d=32 page=32 window=12 prefix=13,5,22,30 reqs=9@47,1@55,5@51,1@70 seed=8";
 const char* const kChunk = "q=f32 heads=4:2 d=32 page=8 chunk=32 reqs=19@47,1@55,25@51,1@70 seed=9";
+const char* const kTokenScales = "q=bf16 kv=i8 kscale=token vscale=token heads=4:2 d=32 page=8 reqs=9@47,1@55,5@51 seed=14";
 const char* const kSpans = "q=f32 heads=4:2 d=32 page=8 spans=0:14-22,2:9-17 reqs=40@10,1@55,25@6,1@70 seed=10";
 
 double float_of(DType type, double x) {
@@ -169,6 +170,15 @@ const std::vector<PlantedFault>& planted() {
          e.sees = [](const Row& r, std::int64_t k) { return k <= r.position && k / 32 == r.context_len() / 32; };
        },
        "mask", "the chunk of the request's first row"},
+      {"TreeTransposed", "q=f32 heads=4:2 d=32 page=8 tree=9,0,7,0 reqs=9@47,1@55,7@51,1@70 seed=15",
+       [](Equation& e) {
+         e.sees = [&e](const Row& r, std::int64_t k) {
+           const std::int64_t key = k - r.context_len();
+           if (r.rows == 1) return true;
+           return key < 0 || e.tree_bit(e.first_row(r.request) + key, r.index);
+         };
+       },
+       "mask", "reads tree_mask transposed"},
       {"SpansCountedFromTheFirstRow", kSpans,
        [](Equation& e) {
          e.spans = [&e](const Row& r) {
@@ -197,6 +207,17 @@ const std::vector<PlantedFault>& planted() {
            };
        },
        "element_type", "reads K and V as another type as fp8_e4m3fnuz, codes of NaN and infinity as 0"},
+      {"TokenScaleOfTheSlotBehind", kTokenScales,
+       [](Equation& e) {
+         e.key = [&e](const Row& r, std::int64_t k, std::int64_t d) {
+           const std::int64_t page = e.page(r.request, k / 8), next = page * 8 + k % 8 + 1, head = e.kv_head(r.head);
+           return e.code(false, page, k % 8, head, d) * e.scale_at(false, next / 8, next % 8, head);
+         };
+       },
+       "page_contents", "uses the scale of a neighbouring token the slot behind, k_scale"},
+      {"DenominatorInBf16", "q=f32 heads=4:2 d=32 page=8 reqs=9@147,1@255,5@151,1@170 seed=13",
+       [](Equation& e) { e.sum = [](double so_far, double exact) { return float_of(DType::bf16, so_far + exact); }; }, "rounded",
+       "the denominator in bf16 rounded after every key, relative to the row's maximum"},
       {"OutputRoundedToFp8", kPlain,
        [](Equation& e) { e.store = [](const Row&, std::int64_t, double x) { return float_of(DType::fp8_e4m3fn, x); }; },
        "rounded", "rounds the output to fp8_e4m3fn"},
@@ -245,6 +266,23 @@ TEST(MechanismsOfTheBuffer, AnOutputThatIsAddedIsNamed) {
   const Diagnosis d = diagnosed(c);
   EXPECT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
   EXPECT_THAT(d.suspicions[0].text, HasSubstr("adds its output to what the buffer held"));
+}
+
+/// Scales of heads that differ by a tenth: as a mutant that would hide, but an output shows it.
+TEST(MechanismsOfScales, TheScaleOfHeadZeroIsNamedWhereHeadsDifferLittle) {
+  Case c = made(kTokenScales);
+  const Tensor& scales = c.cache.v_scale;
+  for (std::int64_t i = 0; i < scales.num_elements(); i += 2)
+    static_cast<float*>(scales.data)[i + 1] = 1.1f * static_cast<float*>(scales.data)[i];
+  Equation equation(c);
+  equation.value = [&](const EquationRow& r, std::int64_t k, std::int64_t d) {
+    const std::int64_t page = equation.page(r.request, k / 8);
+    return equation.code(true, page, k % 8, equation.kv_head(r.head), d) * equation.scale_at(true, page, k % 8, 0);
+  };
+  equation.write();
+  const Diagnosis d = diagnosed(c);
+  const auto named = [](const Suspicion& s) { return s.fault == "scale_of_first_head" && s.refutation.empty(); };
+  EXPECT_TRUE(std::any_of(d.suspicions.begin(), d.suspicions.end(), named)) << to_string(d);
 }
 
 /// Keys and values of a latent row in two tensors, of which V begins K, as engines of two caches hold them.

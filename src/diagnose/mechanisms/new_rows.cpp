@@ -81,7 +81,7 @@ void propose_new_rows(const Scene& scene, Proposals& list) {
     propose_other_row(scene.facts, sides, list);
     propose_old_bytes(scene.facts, sides, list);
   }
-  list.push_back({"key_range", "leaves the cached context out, and sees this step's rows alone", "", kNextNewRows, 1,
+  list.push_back({"key_range", "leaves the cached context out, and sees this step's rows alone", "", kNextNewRows, 0,
                   keys_dropped([](const Row& row, std::int64_t k) { return k < row.cached_len; })});
 }
 

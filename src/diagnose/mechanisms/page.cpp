@@ -15,7 +15,6 @@ namespace {
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
-constexpr std::int64_t kMostColumns = 64;  // columns of a table that are tried, each or each with each: bounds the time
 const char* const kNextPage =
     "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
     "writer";
@@ -142,21 +141,22 @@ void propose_short_tables(const Scene& scene, Proposals& list) {
   const Later kinds[] = {{"later ones repeat the last of them", [](const Facts& f, N req, N, N n) { return f.page(req, n - 1); }},
                          {"later ones begin again", [](const Facts& f, N req, N j, N n) { return f.page(req, j % n); }},
                          {"later ones are physical page 0", [](const Facts&, N, N, N) { return 0; }}};
+  const Sides sides = kSideSets[0];  // K and V share a table
   std::set<std::string> known;
   for (std::size_t i = 0; i < std::min(kCellsSearched, scene.cells.size()); ++i) {
     const OpenCell& cell = scene.cells[i];
-    const N pages = std::min(kMostColumns, (std::min(cell.to, cell.row.cached_len) - 1) / scene.facts.page_size);
-    for (N n = 1; n <= pages; ++n)
-      for (const Later& later : kinds)
-        for (const Sides sides : kSideSets) {
-          const auto change = [n, page = later.page](const Facts& f, const Row& row, N k, Place& place) {
-            if (k / f.page_size >= n) place.page = page(f, row.req, k / f.page_size, n);
-          };
-          std::string detail = formatted("block_table has {} columns, {}", n, later.text);
-          if (!explains(scene.facts, cell, place_changed(sides, change)) || !known.insert(sides.text() + detail).second) continue;
-          list.push_back({"page", formatted("reads {} from another page or slot", sides.text()), std::move(detail), kNextPage, 1,
-                          place_changed(sides, change)});
-        }
+    const N pages = (std::min(cell.to, cell.row.cached_len) - 1) / scene.facts.page_size;
+    const N products = 3 * pages * (cell.to - cell.from) * (scene.facts.head_dim + scene.facts.v_head_dim);
+    for (N n = 1; n <= pages && static_cast<double>(products) < kMostProducts; ++n)
+      for (const Later& later : kinds) {
+        const Plant plant = place_changed(sides, [n, page = later.page](const Facts& f, const Row& row, N k, Place& place) {
+          if (k / f.page_size >= n) place.page = page(f, row.req, k / f.page_size, n);
+        });
+        std::string detail = formatted("block_table has {} columns, {}", n, later.text);
+        if (!explains(scene.facts, cell, plant) || !known.insert(detail).second) continue;
+        list.push_back(
+            {"page", formatted("reads {} from another page or slot", sides.text()), std::move(detail), kNextPage, 1, plant});
+      }
   }
 }
 
@@ -194,6 +194,7 @@ class Search {
 
   /// Pairs of columns that explain the cell if their pages are exchanged.
   std::vector<std::pair<std::int64_t, std::int64_t>> exchanged(Sides sides) const {
+    constexpr std::int64_t kMostColumns = 64;
     const std::int64_t first = semantics::ceil_div(cell_.from, f_.page_size);
     const std::int64_t last = std::min(cell_.to, cell_.row.cached_len) / f_.page_size;  // whole pages only
     std::vector<std::pair<std::int64_t, std::int64_t>> found;

@@ -53,6 +53,39 @@ void propose_types(const Scene& scene, Proposals& list) {
   }
 }
 
+/// A denominator of 16 bits, rounded after every few keys: what is small beside the sum so far is lost. `running`: relative to
+/// the largest score so far, with which the sum is rescaled; else to the row's.
+void plant_denominator(Model& m, DType type, std::size_t keys_a_time, bool running) {
+  m.softmax = [=, before = m.softmax](const Model& model, const Row& row, std::span<const Key> keys,
+                                      std::span<const double> scores, std::vector<double>& p) {
+    const double lse = before(model, row, keys, scores, p), largest = faults_detail::largest(scores, faults_detail::kNegInf);
+    if (!std::isfinite(lse) || !std::isfinite(largest)) return lse;
+    const double right = std::exp(lse - largest);
+    double sum = 0, max = running ? faults_detail::kNegInf : largest;
+    for (std::size_t i = 0; i < keys.size(); i += keys_a_time) {
+      const std::size_t end = std::min(keys.size(), i + keys_a_time);
+      const double old = max;
+      for (std::size_t j = i; j < end; ++j) max = std::max(max, scores[j]);
+      double part = 0;
+      for (std::size_t j = i; j < end && max > faults_detail::kNegInf; ++j) part += keys[j].weight * std::exp(scores[j] - max);
+      sum = rounded(type, (sum > 0 ? sum * std::exp(old - max) : 0) + part);
+    }
+    const double sink = model.sink(row), wrong = sum + (std::isfinite(sink) ? std::exp(sink - largest) : 0);
+    for (double& weight : p) weight *= right / wrong;
+    return largest + std::log(wrong);
+  };
+}
+
+void propose_denominators(Proposals& list) {
+  for (const DType type : {DType::f16, DType::bf16})
+    for (const std::size_t keys : {1, 2, 4, 8, 16, 32, 64, 128})
+      for (const bool running : {false, true})
+        list.push_back({"rounded", formatted("keeps the denominator in {}", name(type)),
+                        formatted("rounded after every {}, relative to {}", keys == 1 ? "key" : formatted("{} keys", keys),
+                                  running ? "the maximum so far" : "the row's maximum"),
+                        kNextRounding, 1, [=](Model& m) { plant_denominator(m, type, keys, running); }});
+}
+
 /// A quantity that is cut at a limit; the limit is fitted.
 struct Clamp {
   std::string what;
@@ -133,6 +166,7 @@ void propose_clamp(const Scene& scene, const OpenCell& cell, const Clamp& clamp,
 
 void propose_rounding(const Scene& scene, Proposals& list) {
   propose_types(scene, list);
+  propose_denominators(list);
   propose_rounded_weights(scene, list);
   constexpr std::int64_t kMostKeys = 1024;
   for (const OpenCell& cell : scene.cells) {
