@@ -162,6 +162,36 @@ std::vector<double> over_another(const Model& truth, const Laid& l, const RowHea
   return average(l, weights, denominator(laid(truth, other)));
 }
 
+/// Keys of a split: each request is cut into another number of parts, of whole tiles of 32.
+N split_of(const Laid& l) { return semantics::round_up(semantics::ceil_div(l.row.seq_len, 2 + l.row.req % 3), 32); }
+
+struct PartialSum {
+  double max = kNone, sum = 0;
+  std::vector<double> weights;  ///< of all keys, relative to `max`
+};
+
+std::vector<PartialSum> partial_sums(const Laid& l) {
+  std::vector<PartialSum> parts;
+  for (N begin = 0; begin < l.row.seq_len; begin += split_of(l)) {
+    const std::vector<double> scores = l.masked([&](N k) { return l.sees(k) && k >= begin && k < begin + split_of(l); });
+    PartialSum part{largest_of(scores), 0, {}};
+    part.weights = exponentials(scores, part.max);
+    part.sum = sum_of(part.weights);
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+/// sum_j factor(j) * (sums of part j) / divisor.
+template <typename Factor>
+std::vector<double> merged(const Laid& l, Factor&& factor, double divisor) {
+  std::vector<double> weights(l.size(), 0.0);
+  for (const PartialSum& part : partial_sums(l))
+    for (std::size_t k = 0; k < weights.size() && part.sum > 0; ++k) weights[k] += factor(part) * part.weights[k];
+  return average(l, weights, divisor);
+}
+
+const char* const kLong = "q=f32 heads=4:2 d=32 page=8 scale=0.4 reqs=20@241,1@390,33@164,1@177 seed=17";
 const char* const kMix = "q=f32 heads=4:2 d=32 page=8 reqs=20@41,1@150,33@64,1@77 seed=3";
 
 const Mistake kMistakes[] = {
@@ -251,6 +281,24 @@ const Mistake kMistakes[] = {
        return softmax(l, scores);
      },
      "counts keys twice where splits meet", "the first 1 of each tile of 32"},
+    {"SplitsAveraged", kLong,
+     [](const Model&, const Laid& l) {
+       return merged(l, [](const PartialSum& part) { return 1 / part.sum; }, static_cast<double>(partial_sums(l).size()));
+     },
+     "averages partial results", "splits of 160 keys in request 0, 160 in request 1, 64 in request 2, 96 in request 3"},
+    {"PartialSumsNotRescaled", kLong,
+     [](const Model&, const Laid& l) {
+       return merged(l, [](const PartialSum&) { return 1.0; }, sum_of(exponentials(l.masked(), largest_of(l.masked()))));
+     },
+     "does not rescale partial sums", "splits of 160 keys in request 0, 160 in request 1, 64 in request 2, 96 in request 3"},
+    {"EndsOfSplitsTwice", kLong,
+     [](const Model&, const Laid& l) {
+       std::vector<double> scores = l.masked();
+       for (N end = split_of(l); end < l.row.seq_len; end += split_of(l))
+         for (N k = end - 8; k < end; ++k) scores[Facts::at(k)] += std::log(2.0);
+       return softmax(l, scores);
+     },
+     "counts keys twice where splits meet", "the last 8 of each split, splits of 160 keys in request 0"},
 };
 
 class Equations : public testing::TestWithParam<Mistake> {};

@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/mechanisms/request_splits.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
@@ -32,24 +32,41 @@ struct Sums {
   }
 };
 
-/// Tiles of keys: from position 0, or from the first key of the row.
+/// Tiles of keys: from position 0, or from the first key of the row; within splits, if requests have them.
 struct Tiles {
   std::int64_t size = 1;
   bool from_first = false;
+  SplitSizes splits = {};
   std::int64_t of(const Sums& s, std::size_t i) const { return of_position(s, s.keys[i].position); }
   std::int64_t of_position(const Sums& s, std::int64_t position) const {
     return (position - (from_first ? s.keys.front().position : 0)) / size;
   }
 };
 
-/// The maximum up to the end of each key's tile.
-std::vector<double> running_max(const Sums& s, const Tiles& tiles) {
-  std::vector<double> result(s.scores.size());
-  double max = kNegInf;
-  for (std::size_t i = 0; i < s.scores.size();) {
-    std::size_t end = i;
-    while (end < s.scores.size() && tiles.of(s, end) == tiles.of(s, i)) max = std::max(max, s.scores[end++]);
-    for (; i < end; ++i) result[i] = max;
+/// The maximum up to the end of each key's tile, `running`, and that of its split, `whole`: of all keys without splits.
+struct Maxima {
+  std::vector<double> running, whole;
+};
+
+/// Up to tile `from` of a split, keys follow the maximum all the same.
+Maxima maxima_of(const Sums& s, const Tiles& tiles, std::int64_t from = 1) {
+  const std::size_t n = s.scores.size();
+  const std::int64_t size = size_of_splits(tiles.splits, s.row.req);
+  Maxima result{std::vector<double>(n), std::vector<double>(n)};
+  for (std::size_t begin = 0; begin < n;) {
+    const std::int64_t split = s.keys[begin].position / size;
+    std::size_t end = begin, i = begin;
+    double max = kNegInf;
+    while (i < n && s.keys[i].position / size == split) {
+      while (end < n && s.keys[end].position / size == split && tiles.of(s, end) == tiles.of(s, i))
+        max = std::max(max, s.scores[end++]);
+      const bool follows = tiles.of(s, i) - split * (size / tiles.size) < from;
+      for (std::size_t j = follows ? begin : i; j < end; ++j) result.running[j] = max;
+      i = end;
+    }
+    std::fill(result.whole.begin() + static_cast<std::ptrdiff_t>(begin), result.whole.begin() + static_cast<std::ptrdiff_t>(i),
+              max);
+    begin = i;
   }
   return result;
 }
@@ -81,36 +98,33 @@ Change over(std::function<double(const Sums&)> denominator) {
 /// The sums of an online softmax are kept relative to the largest key so far; a sink joins them at the end.
 Change denominator_not_rescaled(const Tiles& tiles) {
   return over([tiles](const Sums& s) {
-    const std::vector<double> max = running_max(s, tiles);
-    double sum = s.sink_beside(max.back());
-    for (std::size_t i = 0; i < max.size(); ++i) sum += s.scores[i] == kNegInf ? 0 : std::exp(s.scores[i] - max[i]);
-    return sum * std::exp(max.back() - s.max);
+    const Maxima max = maxima_of(s, tiles);
+    double sum = s.sink_beside(s.max);
+    for (std::size_t i = 0; i < s.scores.size(); ++i)
+      sum += s.scores[i] == kNegInf ? 0 : std::exp(s.scores[i] - max.running[i] + max.whole[i] - s.max);
+    return sum;
   });
 }
 
-/// Up to tile `from` the accumulator follows the maximum, and from there on no longer.
+/// Up to tile `from` of a split the accumulator follows the maximum, and from there on no longer.
 Change accumulator_not_rescaled(const Tiles& tiles, std::int64_t from) {
   return [tiles, from](const Sums& s, std::vector<double>& p) {
-    std::vector<double> max = running_max(s, tiles);
-    std::size_t rescaled = 0;
-    while (rescaled < max.size() && tiles.of(s, rescaled) < from) ++rescaled;
-    if (rescaled > 0) std::fill(max.begin(), max.begin() + static_cast<std::ptrdiff_t>(rescaled), max[rescaled - 1]);
-    for (std::size_t i = 0; i < p.size(); ++i) p[i] *= std::exp(max.back() - max[i]);
+    const Maxima max = maxima_of(s, tiles, from);
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] *= std::exp(max.whole[i] - max.running[i]);
     return s.denominator;
   };
 }
 
 Change neither_rescaled(const Tiles& tiles) {
   return [tiles](const Sums& s, std::vector<double>& p) {
-    const std::vector<double> max = running_max(s, tiles);
-    double sum = 0;
+    const Maxima max = maxima_of(s, tiles);
+    double sum = s.sink_beside(s.max);
     for (std::size_t i = 0; i < p.size(); ++i) {
-      p[i] *= std::exp(max.back() - max[i]) * s.denominator * std::exp(s.max - max.back());
-      sum += p[i];
+      p[i] *= std::exp(max.whole[i] - max.running[i]);
+      sum += s.denominator * p[i];
     }
-    sum += s.sink_beside(max.back());
-    for (double& weight : p) weight /= sum;
-    return sum * std::exp(max.back() - s.max);
+    for (double& weight : p) weight *= s.denominator / sum;
+    return sum;
   };
 }
 
@@ -137,10 +151,10 @@ Change zeros_behind_the_end(std::int64_t tile, bool of_sequence) {
 /// exp(old max - new max) taken with another base than the weights' own.
 Change rescaled_in_another_base(const Tiles& tiles, double factor, bool accumulator, bool denominator) {
   return [=](const Sums& s, std::vector<double>& p) {
-    const std::vector<double> max = running_max(s, tiles);
+    const Maxima max = maxima_of(s, tiles);
     double sum = s.sink_beside(s.max);
     for (std::size_t i = 0; i < p.size(); ++i) {
-      const double wrong = std::exp((factor - 1) * (max[i] - max.back()));
+      const double wrong = std::exp((factor - 1) * (max.running[i] - max.whole[i]));
       if (s.scores[i] != kNegInf) sum += std::exp(s.scores[i] - s.max) * (denominator ? wrong : 1);
       if (accumulator) p[i] *= wrong;
     }
@@ -235,6 +249,28 @@ std::vector<std::int64_t> tile_sizes(const Facts& f) {
   return list;
 }
 
+/// Sums that are not rescaled within the splits of a request, which are merged rightly.
+void propose_within_splits(const Scene& scene, bool in_lse, Proposals& list) {
+  const std::vector<CellOfRequest> cells = cell_of_each_request(scene);
+  const auto fit = [&](const std::string& text, const std::string& detail, std::function<Change(const Tiles&)> change,
+                       std::int64_t size) {
+    const auto mistake = [=](const SplitSizes& splits) -> Plant {
+      return [=](Model& m) { plant(m, change({size, false, splits}), in_lse); };
+    };
+    if (const std::optional<SplitSizes> sizes = fitted_sizes(scene.facts, cells, mistake))
+      list.push_back({"normalisation", text, formatted("tiles of {} keys, {}{}", size, detail, text_of(*sizes)),
+                      kNextNormalisation, 2, mistake(*sizes)});
+  };
+  for (const std::int64_t size : {16, 32, 64, 128}) {
+    fit("does not rescale the denominator when a later tile raises the maximum", "", denominator_not_rescaled, size);
+    fit("rescales neither sum when a later tile raises the maximum", "", neither_rescaled, size);
+    for (const std::int64_t from : {1, 2, 3})
+      fit(
+          "does not rescale the accumulator when a later tile raises the maximum", formatted("from tile {} on, ", from),
+          [from](const Tiles& tiles) { return accumulator_not_rescaled(tiles, from); }, size);
+  }
+}
+
 }  // namespace
 
 void propose_normalisation(const Scene& scene, Proposals& list) {
@@ -286,6 +322,7 @@ void propose_normalisation(const Scene& scene, Proposals& list) {
           one_tile_in_denominator(tiles, Kept::last_of_sequence));
       add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::first));
     }
+  propose_within_splits(scene, in_lse, list);
 }
 
 }  // namespace quire::diagnose_detail

@@ -14,10 +14,11 @@
 namespace quire::diagnose_detail {
 namespace {
 
-constexpr std::int64_t kRun = 16;               // keys; tiles and splits are multiples of it
-constexpr std::size_t kMostRequestsSplit = 24;  // wrong requests; each costs an opened cell
-constexpr std::int64_t kMostKeysSplit = 4096;   // visible keys of a cell: bounds the time
-constexpr double kOneFactor = 1e-9;             // relative: factors of one run that differ by rounding alone
+constexpr std::int64_t kRun = 16;                          // keys; tiles and splits are multiples of it
+constexpr std::size_t kMostRequestsSplit = 24;             // wrong requests; each costs an opened cell
+constexpr std::int64_t kMostKeysSplit = 4096;              // visible keys of a cell: bounds the time
+constexpr std::int64_t kNotSplit = std::int64_t{1} << 40;  // keys: more than any sequence has
+constexpr double kOneFactor = 1e-9;                        // relative: factors of one run that differ by rounding alone
 
 std::vector<std::int64_t> likely_sizes(std::int64_t seq_len) {
   constexpr std::int64_t kMostSplits = 16;
@@ -26,7 +27,9 @@ std::vector<std::int64_t> likely_sizes(std::int64_t seq_len) {
     for (const std::int64_t tile : {16, 32, 64, 128})
       if (const std::int64_t size = semantics::round_up(semantics::ceil_div(seq_len, count), tile); size < seq_len)
         sizes.insert(size);
-  return {sizes.begin(), sizes.end()};
+  std::vector<std::int64_t> list(sizes.begin(), sizes.end());
+  list.push_back(kNotSplit);
+  return list;
 }
 
 CellOfRequest with_sums(OpenCell cell) {
@@ -76,7 +79,7 @@ double distance_if(const CellOfRequest& c, const Model& model) {
 
 std::int64_t size_of_splits(const SplitSizes& sizes, std::int64_t req) {
   const auto own = sizes.find(req);
-  return own == sizes.end() ? std::int64_t{1} << 40 : own->second;
+  return own == sizes.end() ? kNotSplit : own->second;
 }
 
 Cut cut_by_request(const SplitSizes& sizes) {
@@ -87,10 +90,11 @@ std::string text_of(const SplitSizes& sizes) {
   std::set<std::int64_t> different;
   for (const auto& [req, size] : sizes) different.insert(size);
   if (different.size() == 1) return formatted("splits of {} keys", *different.begin());
-  std::string text;
+  std::string text = "splits of ";
   for (const auto& [req, size] : sizes)
-    if (text.size() < 80) text += formatted("{}{} in request {}", text.empty() ? "splits of " : " keys, ", size, req);
-  return text + (sizes.size() > 4 ? " keys, and so on" : " keys");
+    if (text.size() < 80)
+      text += formatted("{}{}{} in request {}", text.back() == ' ' ? "" : ", ", size, text.back() == ' ' ? " keys" : "", req);
+  return text + (sizes.size() > 4 ? ", and so on" : "");
 }
 
 std::vector<CellOfRequest> cell_of_each_request(const Scene& scene) {
@@ -126,7 +130,7 @@ std::optional<SplitSizes> fitted_sizes(const Facts& facts, std::span<const CellO
       if (const double left = distance_if(c, model); left < least) least = left, best = size;
     }
     if (best == 0 || !c.cell.explained_by(least)) return std::nullopt;
-    sizes[c.cell.row.req] = best;
+    if (best < kNotSplit) sizes[c.cell.row.req] = best;
   }
   if (sizes.empty()) return std::nullopt;
   return sizes;
