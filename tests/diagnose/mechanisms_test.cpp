@@ -170,15 +170,6 @@ const std::vector<PlantedFault>& planted() {
          e.sees = [](const Row& r, std::int64_t k) { return k <= r.position && k / 32 == r.context_len() / 32; };
        },
        "mask", "the chunk of the request's first row"},
-      {"TreeTransposed", "q=f32 heads=4:2 d=32 page=8 tree=9,0,7,0 reqs=9@47,1@55,7@51,1@70 seed=15",
-       [](Equation& e) {
-         e.sees = [&e](const Row& r, std::int64_t k) {
-           const std::int64_t key = k - r.context_len();
-           if (r.rows == 1) return true;
-           return key < 0 || e.tree_bit(e.first_row(r.request) + key, r.index);
-         };
-       },
-       "mask", "reads tree_mask transposed"},
       {"SpansCountedFromTheFirstRow", kSpans,
        [](Equation& e) {
          e.spans = [&e](const Row& r) {

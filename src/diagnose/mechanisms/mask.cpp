@@ -103,9 +103,10 @@ void propose_trees(const Facts& facts, Proposals& list) {
                       s.bit = [f = &f, bit](const Row& r, std::int64_t b) { return bit(*f, r, b); };
                     })});
   };
-  add("reads tree_mask transposed, so that a row sees its descendants", "", [](const Facts& f, const Row& r, std::int64_t b) {
-    if (f.tree_lens[Facts::at(r.req)] != r.query_len) return f.tree_bit(r.query_token, b);
-    return f.tree_bit(r.first_token + b, r.query_token - r.first_token);
+  // A row sees what descends from it, not what it descends from.
+  add("reads tree_mask transposed", "", [](const Facts& f, const Row& r, std::int64_t b) {
+    const std::int64_t before = f.tree_lens[Facts::at(r.req)] - r.query_len;  // keys of the tree that have no row
+    return b >= before && f.tree_bit(r.first_token + b - before, r.query_token - r.first_token + before);
   });
   add("reads the bit of the key before", "",
       [](const Facts& f, const Row& r, std::int64_t b) { return b > 0 && f.tree_bit(r.query_token, b - 1); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other prefixes, chunks, spans and trees than the batch's: of another request, rounded to tiles, counted from another position,
+// Other prefixes, chunks and spans than the batch's: of another request, rounded to tiles, counted from another position,
 // or of another row. The catalogue has those that are off by one, ignored, or the next request's.
 #include <algorithm>
 #include <utility>
@@ -132,24 +132,12 @@ void propose_spans(const Facts& f, Proposals& list) {
   }
 }
 
-/// Row i of a request sees what descends from it, not what it descends from.
-void propose_trees(const Facts& f, Proposals& list) {
-  if (!f.batch.tree_mask.present()) return;
-  Shapes shapes = shapes_of(f);
-  shapes.bit = [facts = &f](const Row& r, std::int64_t b) {
-    const std::int64_t before = facts->tree_lens[Facts::at(r.req)] - r.query_len;  // keys of the tree that have no row
-    return b >= before && facts->tree_bit(r.first_token + b - before, r.query_token - r.first_token + before);
-  };
-  add_other_shapes(f, "reads tree_mask transposed", "", "bit b of a row is the key that the row sees", shapes, list);
-}
-
 }  // namespace
 
 void propose_shapes(const Scene& scene, Proposals& list) {
   propose_prefixes(scene.facts, list);
   propose_chunks(scene.facts, list);
   propose_spans(scene.facts, list);
-  propose_trees(scene.facts, list);
 }
 
 }  // namespace quire::diagnose_detail
