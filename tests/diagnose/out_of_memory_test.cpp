@@ -33,6 +33,14 @@ void* operator new(std::size_t bytes) {
   if (void* made = std::malloc(bytes > 0 ? bytes : 1)) return made;
   throw std::bad_alloc();
 }
+// AddressSanitizer has an own one, whose memory delete() below must not free.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* made) noexcept { std::free(made); }
 void operator delete(void* made, std::size_t) noexcept { std::free(made); }
 
