@@ -60,7 +60,7 @@ TEST(Claims, ATieOfRemediesHasNoOneCause) {
   const std::vector<std::int64_t> decode{0, 1, 2, 3};
   ASSERT_TRUE(attend_with_fault(c.batch, c.cache, c.options, "causal_excludes_own_key", decode).ok());
   observe_output(c);
-  const Diagnosis d = diagnosed(c);
+  const Diagnosis d = diagnosed(c, {.full = true});
   EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
   EXPECT_EQ(place_of(d, "causal_excludes_own_key"), 1) << to_string(d);
   EXPECT_EQ(place_of(d, "own_slot_zero"), 1) << to_string(d);
