@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention reads of the cache and of the block table. poison_case() puts poison everywhere else. Made cases do, too, but
-// keep pages in entries left of a window, as engines do.
+// Parts of the cache and of the block table that attention reads. poison_case() puts poison everywhere else. Made cases do,
+// too, but keep pages in entries left of a window, as engines do.
 #pragma once
 
 #include "quire/problem.hpp"

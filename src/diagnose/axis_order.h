@@ -14,7 +14,7 @@ struct AxisOrder {
   std::array<int, 3> axes{0, 1, 2};  ///< the order of the store: 0 row, 1 KV head, 2 head in the group
   bool heads_first = false;          ///< the reader takes the result for [head, row], not for [row, head]
 
-  /// Where the reader finds the result of `cell`.
+  /// The place where the reader finds the result of `cell`.
   RowHead place(const Facts& facts, const RowHead& cell) const;
   std::string text() const;
 };

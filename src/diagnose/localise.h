@@ -11,7 +11,7 @@
 
 namespace quire::diagnose_detail {
 
-/// What an output holds without a hypothesis: numbers, its bytes from before the call, zeros alone, no finite number.
+/// Contents of an output, without a hypothesis: numbers, its bytes from before the call, zeros alone, no finite number.
 enum class CellBytes : std::uint8_t { numbers, kept, zeros, nonfinite };
 
 /// A (row, head) that was compared with the reference.

@@ -175,8 +175,8 @@ class Contest {
     if (!done && stage != Stage::screening)
       for (const RankedCandidate& c : list) not_tried_.insert(name_of(c));
   }
-  /// Of cells without a number: that the bytes of the buffer are still there, or, without a scope and without a fitted number,
-  /// which cells they are.
+  /// Whether a claim about cells without a number says that the bytes of the buffer are still there, or, without a scope and
+  /// without a fitted number, which cells they are.
   static bool says_where(const RankedCandidate& c) {
     const bool kept = c.fit.unwritten && c.fit.kept == c.fit.wrong;
     return kept || (!c.scoped && !c.is_fitted() && c.fit.right > 0);

@@ -20,8 +20,7 @@ Find of(bool (*has)(const Facts&), const char* why_not, Change change) {
     if (!has(*f)) return cannot_show(why_not);
     Shapes shapes = shapes_of(*f);
     change(f, shapes);
-    return if_it_changes_a_row(
-        *f, function_set(&Model::keys, [f, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); }));
+    return if_it_changes_a_row(*f, sees_by(*f, shapes));
   };
 }
 

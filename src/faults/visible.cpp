@@ -92,6 +92,12 @@ void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vect
   for (const Span& range : ranges) append_keys(std::max(range.begin, row.seq_len), range.end - 1, keys);
 }
 
+std::function<void(Model&)> sees_by(const Facts& facts, const Shapes& shapes) {
+  return [f = &facts, shapes](Model& m) {
+    m.keys = [f, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
+  };
+}
+
 void keys_within(const Facts& f, const Row& row, std::int64_t first, std::int64_t last, std::vector<Key>& keys) {
   first = std::max<std::int64_t>(first, 0);
   last = std::min(last, f.max_pages_per_req * f.page_size + f.num_tokens - 1);

@@ -38,6 +38,9 @@ std::vector<Span> ranges_of(const Facts& facts, const Shapes& shapes, const Row&
 /// Appends the keys that a row sees by `shapes`, counted from the request's first.
 void keys_by(const Facts& facts, const Shapes& shapes, const Row& row, std::vector<Key>& keys);
 
+/// A kernel whose rows see what `shapes` leaves.
+std::function<void(Model&)> sees_by(const Facts& facts, const Shapes& shapes);
+
 /// Appends the keys that the mask leaves to a row, if the window begins at `first` and order ends at `last`: the rest of the mask
 /// (chunk, prefix, spans, tree) is true.
 void keys_within(const Facts& facts, const Row& row, std::int64_t first, std::int64_t last, std::vector<Key>& keys);

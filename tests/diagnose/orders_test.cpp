@@ -13,7 +13,7 @@ using testing::HasSubstr;
 
 const std::string kLine = "q=f32 heads=8:2 d=64 page=16 lse=1 reqs=1@60,1@99,1@33,1@140,1@77";
 
-/// Where [row, KV head, head in the group] of 5 rows and 2 groups of 4 heads is found by a reader, for three writers.
+/// The place at which a reader finds [row, KV head, head in the group] of 5 rows and 2 groups of 4 heads, for three writers.
 std::size_t moved(int kind, std::size_t token, std::size_t head) {
   const std::size_t flat = kind == 0 ? head * 5 + token : head / 4 * 20 + token * 4 + head % 4;
   return kind == 2 ? flat % 5 * 8 + flat / 5 : flat;

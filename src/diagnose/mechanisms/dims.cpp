@@ -176,8 +176,9 @@ class BlockSums {
 
 /// A range of dims that no product takes; its ends are multiples of a block, which is wider where there are more dims.
 void propose_left_out(const Scene& scene, Proposals& list) {
-  constexpr std::int64_t kMostBlocks = 36;  // 666 ranges
-  constexpr double kMostProducts = 1e8;     // multiply-adds of one search: about 0.1 s
+  // Blocks of dims, which have 666 ranges, and multiply-adds of one search, about 0.1 s. More take time from other mechanisms.
+  constexpr std::int64_t kMostBlocks = 36;
+  constexpr double kMostProducts = 1e8;
   const std::int64_t dims = scene.facts.head_dim;
   std::int64_t block = 8;
   while (dims / block > kMostBlocks) block *= 2;

@@ -33,7 +33,7 @@ std::vector<ElementOrder> orders() {
            [](const Facts& f, const Place& p, N h, N d, N) { return (d * f.page_size + p.offset) * f.num_kv_heads + h; }}};
 }
 
-/// Which element of a head's [slots, dims] is read as (slot, dim), whatever lies around that head: an index of slot * dims + dim.
+/// The element of a head's [slots, dims] that is read as (slot, dim), whatever lies around that head: slot * dims + dim.
 struct HeadOrder {
   std::string text;
   std::function<std::int64_t(std::int64_t slot, std::int64_t dim, std::int64_t dims)> index;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kFarBelow = -1e30;  // a score that weighs nothing beside any other
 
-/// Which hidden keys a kernel reads.
+/// Hidden keys that a kernel reads.
 struct HiddenKeys {
   std::string text;
   std::function<std::int64_t(const Row&)> end;
@@ -70,7 +70,7 @@ Plant shaped(const std::function<void(const Facts&, faults_detail::Shapes&)>& ch
   return [change](Model& m) {
     faults_detail::Shapes shapes = faults_detail::shapes_of(*m.facts);
     change(*m.facts, shapes);
-    m.keys = [f = m.facts, shapes](const Row& row, std::vector<Key>& keys) { keys_by(*f, shapes, row, keys); };
+    faults_detail::sees_by(*m.facts, shapes)(m);
   };
 }
 

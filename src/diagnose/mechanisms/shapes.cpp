@@ -18,10 +18,7 @@ using semantics::round_up;
 
 void add_other_shapes(const Facts& f, const char* text, std::string detail, const char* next, const Shapes& shapes,
                       Proposals& list) {
-  list.push_back({"mask", text, std::move(detail), next, 0,
-                  function_set(&Model::keys, [facts = &f, shapes](const Row& row, std::vector<Key>& keys) {
-                    faults_detail::keys_by(*facts, shapes, row, keys);
-                  })});
+  list.push_back({"mask", text, std::move(detail), next, 0, faults_detail::sees_by(f, shapes)});
 }
 
 /// The page size, and tiles of other sizes.

@@ -29,7 +29,7 @@ struct Largest {
 /// `right` the denominator, too.
 enum class Unit { none, lse, score, right };
 
-/// Where a sink enters: after the merge, as one more part, or nowhere.
+/// The place where a sink enters: after the merge, as one more part, or nowhere.
 enum class SinkJoins { after, as_part, never };
 
 /// The weight of a part, up to a factor that all parts share.
