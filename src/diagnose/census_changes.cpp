@@ -172,22 +172,22 @@ std::string deed(const Facts& f, const RowCensus& census) {
 }  // namespace
 
 CensusChanges changes_of(const Facts& f, const RowCensus& census) {
-  using Kind = CensusUnit::Kind;
   CensusChanges changes;
-  if (census.units.back().kind == Kind::sink && census.counts.back() != 1) changes.sink = census.counts.back();
+  if (census.units.back().kind == CensusUnit::Kind::sink && census.counts.back() != 1) changes.sink = census.counts.back();
   std::vector<Difference> list = differences(census);
   for (Difference& missing : list)
     for (Difference& extra : list)
-      for (; missing.more < 0 && extra.more > 0 && missing.unit.kind == Kind::cached && extra.unit.kind == Kind::cached &&
-             missing.unit.offsets.size() > 1 && missing.unit.offsets == extra.unit.offsets;
+      for (; missing.more < 0 && extra.more > 0 && missing.unit.kind == CensusUnit::Kind::cached &&
+             extra.unit.kind == CensusUnit::Kind::cached && missing.unit.offsets.size() > 1 &&
+             missing.unit.offsets == extra.unit.offsets;
            ++missing.more, --extra.more)
         changes.columns.push_back({missing.unit.position / f.page_size, missing.unit.from, extra.unit.from});
   std::map<std::int64_t, std::pair<int, int>> positions;  // -> (reads beyond the right number, right number)
   for (const auto& [unit, more] : list) {
     if (more == 0) continue;
-    changes.of_fresh_rows = changes.of_fresh_rows || unit.kind == Kind::fresh;
-    const std::int64_t column = unit.kind == Kind::cached ? column_of(f, census.request, unit.from) : -1;
-    const bool own = unit.right > 0 || unit.kind == Kind::fresh;
+    changes.of_fresh_rows = changes.of_fresh_rows || unit.kind == CensusUnit::Kind::fresh;
+    const std::int64_t column = unit.kind == CensusUnit::Kind::cached ? column_of(f, census.request, unit.from) : -1;
+    const bool own = unit.right > 0 || unit.kind == CensusUnit::Kind::fresh;
     if (!own && column < 0) changes.strangers.push_back(unit);
     for (const std::int64_t offset : unit.offsets) {
       auto& [times, right] = positions[(own ? unit.position : column * f.page_size) + offset];

@@ -82,12 +82,12 @@ double OpenCell::distance(std::span<const double> out) const {
 
 bool OpenCell::explained_by(double distance) const {
   // kMostLeft: the share of the squared error that a prediction may leave. kMostLeftOfNoise: likewise, if what is left is no more
-  // than rounding. kNoise: the squared error per dim, in squared tolerances, that rounding may leave. All were found by trial on
-  // the development captures (tests/diagnose/foreign). Larger values let more wrong predictions into the contest, which takes
+  // than rounding. kRounding: the squared error per dim, in squared tolerances, that rounding may leave. All were found by trial
+  // on the development captures (tests/diagnose/foreign). Larger values let more wrong predictions into the contest, which takes
   // longer and can crowd out the cause. Smaller values drop a cause whose error is small against rounding.
-  constexpr double kMostLeft = 0.02, kMostLeftOfNoise = 0.2, kNoise = 0.3;
+  constexpr double kMostLeft = 0.02, kMostLeftOfNoise = 0.2, kRounding = 0.3;
   const double all = error();
-  return distance < kMostLeft * all || (distance < kNoise * static_cast<double>(dims()) && distance < kMostLeftOfNoise * all);
+  return distance < kMostLeft * all || (distance < kRounding * static_cast<double>(dims()) && distance < kMostLeftOfNoise * all);
 }
 
 OpenCell open_cell(const Facts& facts, const Observed& observed, const Localisation& where, const Compared& compared,

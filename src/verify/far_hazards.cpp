@@ -61,18 +61,19 @@ bool reaches_far(const Entry& entry) {
 
 std::vector<Entry> type_matrix(const AskedTypes& asked, bool) {
   constexpr CacheLayout kLayouts[] = {CacheLayout::nhd, CacheLayout::hnd, CacheLayout::packed};
-  constexpr const char* kForms[] = {"none", "tensor", "head"};
+  constexpr const char* kFormsOfScales[] = {"none", "tensor", "head"};
   std::vector<Entry> list;
   const std::vector<std::vector<TypePair>> all = pairs_of(asked);
   const AskedTypes dims_alone{.head_dims = asked.head_dims};
   for (std::size_t cache = 0; cache < all.size(); ++cache)
     for (std::size_t layout = 0; layout < std::size(kLayouts); ++layout)
-      for (std::size_t form = 0; form < std::size(kForms); ++form) {
+      for (std::size_t form = 0; form < std::size(kFormsOfScales); ++form) {
         if (!asked.layouts.empty() && std::ranges::find(asked.layouts, kLayouts[layout]) == asked.layouts.end()) continue;
         const TypePair& types = all[cache][(layout + form) % all[cache].size()];
-        const std::string combination = formatted("q={} kv={} layout={} kscale={} vscale={} index={}", name(types.query),
-                                                  name(types.cache), name(kLayouts[layout]), kForms[(form + layout + cache) % 3],
-                                                  kForms[form], (cache + layout + form / 2) % 2 == 0 ? "i32" : "i64");
+        const std::string combination =
+            formatted("q={} kv={} layout={} kscale={} vscale={} index={}", name(types.query), name(types.cache),
+                      name(kLayouts[layout]), kFormsOfScales[(form + layout + cache) % 3], kFormsOfScales[form],
+                      (cache + layout + form / 2) % 2 == 0 ? "i32" : "i64");
         const ProblemLine line = hazard_line(combination, "heads=4:2 d=32 page=8 lse=1 reqs=3@20,1@30,5", 8000 + list.size());
         if (const auto legal = in_asked(line, dims_alone, list.size()))
           list.push_back({"hazards", "EveryTypeLayoutScale", *legal, Special::none});

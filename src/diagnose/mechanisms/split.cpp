@@ -164,10 +164,10 @@ void propose_by_request(const Scene& scene, bool in_lse, Proposals& list) {
       {"the first one, ", [](std::int64_t split, std::int64_t) { return split == 0; }},
       {"the second one, ", [](std::int64_t split, std::int64_t last) { return split == std::min<std::int64_t>(1, last); }}};
   for (const auto& [which, drops] : dropped)
-    fit("leaves out the result of a split", which, [drops = drops](const SplitSizes& sizes) {
+    fit("leaves out the result of a split", which, [leaves_out = drops](const SplitSizes& sizes) {
       return keys_dropped([=](const Row& row, std::int64_t k) {
         const std::int64_t size = size_of_splits(sizes, row.req);
-        return size < row.seq_len && drops(k / size, (row.seq_len - 1) / size);
+        return size < row.seq_len && leaves_out(k / size, (row.seq_len - 1) / size);
       });
     });
   for (const std::int64_t keys : {1, 2, 4, 8, 16, 32})
