@@ -117,10 +117,9 @@ if(QUIRE_HAS_CUDA)
 endif()
 
 # Tools for the device at hand; part of developer builds so that they keep compiling: attend_cuda times attend() and checks repeats and
-# replays, functions_cuda measures errors of hardware functions, append_floor the smallest launches, sharded_cuda attention over several
-# GPUs.
+# replays, sharded_cuda attention over several GPUs.
 if(QUIRE_HAS_CUDA AND QUIRE_BUILD_TESTS)
-  foreach(tool append_floor attend_cuda functions_cuda sharded_cuda)
+  foreach(tool attend_cuda sharded_cuda)
     add_executable(${tool} bench/gpu/${tool}.cu)
     target_include_directories(${tool} PRIVATE src)
     target_link_libraries(${tool} PRIVATE quire CUDA::cudart_static)

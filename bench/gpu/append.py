@@ -1,25 +1,17 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPU time of append() on a GPU with torch: one of 16 in a captured graph, into caches in turn, from rows that are in the L2 cache.
+"""GPU time of append() with torch (mode `append` of run_device.py): one of 16 in a captured graph, into caches in turn, from rows that are
+in the L2 cache. Every byte of a line's caches is compared with what append() writes into the same caches on a CPU."""
 
-usage: append.py [--commit TEXT] [--out FILE]      prints JSON, and writes it to FILE
+from __future__ import annotations
 
-Before a line is timed, every byte of its caches is compared with what append() writes into the same caches on a CPU. The exit status is 1
-if one differs.
-"""
 import argparse
-import datetime
-import json
-import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
 import quire
+from timing import medians, record, replayed
 
 LAUNCHES = 16
 LINES = [
@@ -89,50 +81,22 @@ class Case:
             quire.append(cache, *self.gpu_rows, self.gpu_slots, stream=stream)
 
 
-def graph_us(case: Case) -> float:
+def append_us(case: Case) -> float:
     caches = [case.gpu_cache(i) for i in range(LAUNCHES)]
-    case.put(caches)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        case.put(caches)
-    found = []
-    for i in range(43):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 3:
-            found.append(begin.elapsed_time(end) * 1000 / LAUNCHES)
-    return statistics.median(found)
+    case.put(caches)  # loads the kernels, which a capture may not
+    (seconds,) = medians([replayed(lambda i: case.put(caches[i : i + 1]), LAUNCHES)], 40)
+    return seconds * 1e6
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", help="of the build that is measured; default: what git says")
-    parser.add_argument("--out", type=Path)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000, help="of the inputs; default: the clock's")
-    args = parser.parse_args()
-    if not torch.cuda.is_available() or not quire.gpu_devices():
-        print("append.py: no GPU that this build has kernels for", file=sys.stderr)
-        return 2
-    commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    report = {"device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "commit": commit, "seed": args.seed,
-              "method": f"one of {LAUNCHES} append() in a captured graph, median of 40 replays", "results": []}  # fmt: skip
-    wrong = 0
+
+
+def run(args: argparse.Namespace) -> tuple[dict, bool]:
+    results = []
     for line in LINES:
         case = Case(line, args.seed)
-        us = graph_us(case)
-        different = case.differences()
-        wrong += different
-        report["results"].append({"line": line, "tokens": len(case.slots), "append_us": round(us, 2), "different_bytes": different})
-    text = json.dumps(report, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        us = append_us(case)
+        results.append({"line": line, "tokens": len(case.slots), "append_us": round(us, 2), "different_bytes": case.differences()})
+    method = f"one of {LAUNCHES} append() in a captured graph, median of 40 replays"
+    return record(args.commit, torch.cuda.get_device_name(), method, results, seed=args.seed), not any(r["different_bytes"] for r in results)

@@ -1,24 +1,20 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shared prefixes: attention that reads them once against plain attention, on this machine's CPU or GPU.
-
-usage: cascade.py cpu|gpu --out FILE [--commit TEXT] [--quick]
+"""Shared prefixes (mode `cascade` of run_device.py): attention that reads them once against plain attention, on this machine's CPU or GPU.
 
 Each case is a problem line. Plain and shared calls take turns; times are medians. On a GPU a time is that of one layer of a prepared
-step, in replayed CUDA graphs of eight layers on two copies of K and V. The parts of a shared call are timed beside it: levels of shared
-pages as batches of their own, own keys, the merge. Outputs are compared with each other, and some rows with float64. Exit 1 if an
-output is wrong.
-"""
+step, in replayed CUDA graphs on two copies of K and V. The parts of a shared call are timed beside it: levels of shared
+pages as batches of their own, own keys, the merge. Outputs are compared with each other, and some rows with float64."""
+
+from __future__ import annotations
+
 import argparse
-import datetime
 import json
 import platform
-import sys
 import time
 from pathlib import Path
 
 import quire
-from replays import LAYERS, medians, replayed
+from timing import LAYERS, medians, record, replayed
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 # Requests, tokens in common, own tokens.
@@ -79,7 +75,7 @@ class OnGpu:
         return self.torch.empty(count, dtype=self.torch.uint8, device="cuda")
 
     def replayed(self, layer):
-        return replayed(lambda i: layer(self.caches[i]))
+        return replayed(lambda i: layer(self.caches[i % 2]))
 
     def plain(self, batch, options=None, most_rows=1, longest=None):
         plan = quire.plan(batch, self.caches[0], options, max_query_len=most_rows, max_seq_len=longest or self.common + self.own)
@@ -156,28 +152,17 @@ def device_name(where):
     return model[0] if model else platform.processor()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where", choices=["cpu", "gpu"])
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--commit", default="")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--where", choices=["cpu", "gpu"], default="gpu")
     parser.add_argument("--quick", action="store_true", help="the first case alone")
-    args = parser.parse_args()
-    cases = CPU_CASES if args.where == "cpu" else GPU_CASES
-    one = on_cpu if args.where == "cpu" else on_gpu
+
+
+def run(args: argparse.Namespace) -> tuple[dict, bool]:
+    cases, one = (CPU_CASES, on_cpu) if args.where == "cpu" else (GPU_CASES, on_gpu)
     results = []
     for case in cases[:1] if args.quick else cases:
         results.append(one(*case, 15))
         print(json.dumps(results[-1]), flush=True)
     method = ("processor time of one thread, calls that take turns, median of 15" if args.where == "cpu" else
               f"a layer of a prepared step in replayed CUDA graphs of {LAYERS}, two copies of K and V, median of 15")
-    report = {"commit": args.commit, "device": device_name(args.where), "date": datetime.date.today().isoformat(), "method": method,
-              "results": results}
-    lines = ",\n".join("  " + json.dumps(r) for r in results)
-    head = json.dumps({k: v for k, v in report.items() if k != "results"})[:-1]
-    args.out.write_text(f'{head}, "results": [\n{lines}\n]}}\n', encoding="utf-8")
-    return 0 if all(r["right"] for r in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return record(args.commit, device_name(args.where), method, results), all(r["right"] for r in results)

@@ -1,185 +1,103 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of cuda_sm90 on the GPU at hand: correctness first, then times. Without the one there are none of the other.
+"""Measures on the GPU at hand: one command for every figure of docs/ that is not beside other libraries (those: peers).
 
-usage: run_device.py --quire PATH --attend PATH --out DIR [--commit TEXT] [--quick] [--tables decode,prefill,others] [--seed N]
-                   [--without-notes] [--limit SECONDS]
-       run_device.py --self-test    answers of the two programs are made up, one with each fault: nothing wrong may be timed
+usage: run_device.py MODE --out FILE [--commit TEXT] ...      run_device.py MODE --help has the rest
+       run_device.py --self-test                              planted faults: nothing wrong may be timed, or pass
 
-  1  conformance.py on random lines of a fresh seed      -> DIR/h200-conformance.json
-  2  attend_cuda --check: repeats, replays, infinities   -> DIR/h200-replay.json
-  3  attend_cuda on every line of targets.json           -> DIR/h200-attend.json
+  times      whole calls of Hopper's kernels by attend_cuda, correctness first; --out is a folder (docs/performance)
+  layouts    the layouts that engines have beside nhd (docs/kernels/layouts.md)
+  prepared   layers of a prepared step, with and without bounds (docs/kernels/host_cost.md)
+  append     append() in a graph (docs/kernels/layouts.md)
+  cascade    shared prefixes (docs/guides/shared_prefixes.md)
+  sparse     key lists (docs/guides/sparse.md)
 
-Exit 1, and no step 3, if 1 or 2 found anything; exit 1 also if an output that was timed differs from cuda_generic's or from itself.
---quick: of step 1 only the random lines of cuda_sm90, 60 of each kind. Steps take about 300, 1 and 45 s; --quick: 60 for the first.
---limit: no longer than that in all: conformance that is not done by 60 % of it counts as failed, and of the times those that are there
-when it is over are kept ("complete": false); lines of the tables of targets come first.
-The tables of the docs follow from the files: copy them to bench/results/, then `targets.py --update`.
+Each writes one JSON: device, date, commit, method, and results with their problem lines. Exit 1 if an output was wrong.
+These are scripts of their own, and modes as well: MODE takes their words.
 """
+
+from __future__ import annotations
+
 import argparse
+import importlib
 import json
-import os
-import random
+import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import targets
+import timing
 
 HERE = Path(__file__).resolve().parent
-CHECKED = [
-    "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=9x1@700,2x2@333",
-    "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=64x1@2000",
-    "q=bf16 kv=bf16 heads=8:2 d=128 page=16 layout=nhd reqs=2000@1000,77@130,300@5,8x1@500,64@64 seed=1",
-    "q=f16 kv=f16 heads=6:2 d=64 page=32 layout=hnd reqs=333@100,50,700 window=200 seed=2",
-    "q=bf16 kv=bf16 heads=4:4 d=128 page=16 reqs=300@9000 seed=3",
-    "q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=64x1@2000,300@700",
-    "q=f16 kv=fp8_e5m2 heads=8:8 d=64 page=32 reqs=9x1@3000,40@90",
-    "q=bf16 kv=bf16 heads=16:2 d=256 page=16 reqs=9x1@3000,40@90",
-    "q=f32 kv=f32 heads=4:2 d=80 page=16 reqs=9x1@300,40@90",
-]
+MODULES = {"times": "times", "layouts": "ways", "prepared": "ways", "append": "append", "cascade": "cascade", "sparse": "sparse"}
+SCRIPTS = ("cells", "conformance", "forms", "host_cost", "huge_logits", "peers", "sanitize")
+ON_TORCH = ("append", "sparse")
 
 
-def lines_of_results(report: dict) -> str:
-    """One result a line, so that a new run is a readable difference."""
-    head = {key: value for key, value in report.items() if key != "results"}
-    rows = ",\n".join("  " + json.dumps(row) for row in report["results"])
-    return json.dumps(head)[:-1] + ', "results": [\n' + rows + "\n]}\n"
+def run(words: list[str]) -> int:
+    mode = words[0]
+    if mode in SCRIPTS:
+        return subprocess.run([sys.executable, str(HERE / f"{mode}.py"), *words[1:]], check=False).returncode
+    if mode in ON_TORCH:
+        import torch
+
+        if not torch.cuda.is_available():
+            print(f"run_device.py {mode}: torch sees no GPU here", file=sys.stderr)
+            return 2
+    module = importlib.import_module(MODULES[mode])
+    parser = argparse.ArgumentParser(prog=f"run_device.py {mode}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--commit", default=timing.this_commit(), help="of the build that is measured; default: what git says")
+    module.add_arguments(parser)
+    args = parser.parse_args(words[1:])
+    args.mode = mode
+    if mode == "times":  # three files, each as soon as it is there
+        return module.run(args)
+    report, right = module.run(args)
+    timing.save(args.out, report)
+    print(f"{args.out}: {len(report['results'])} results, {'all outputs are right' if right else 'WRONG outputs are among them'}")
+    return 0 if right else 1
 
 
-def save(path: Path, report: dict) -> None:
-    path.write_text(lines_of_results(report), encoding="utf-8")
+FAKE = """#!/usr/bin/env python3
+import json, sys
+row = {"us": 7.0, "agrees": True, "repeats": True, "repeats_equal": True, "replay_agrees": True}
+row.update(ROW)
+lines = [word for word in sys.argv[1:] if "reqs=" in word]
+print(json.dumps({"device": "d", "method": "m", "read_tb_per_s": 3.0, "results": [{**row, "line": line} for line in lines]}))
+"""
 
 
-def conformance_passes(args, out: Path) -> bool:
-    command = [sys.executable, str(HERE / "conformance.py"), "--quire", args.quire, "--out", str(out), "--commit", args.commit,
-               "--seed", str(args.seed)]
-    if args.quick:
-        command += ["--only", "sm90,prefill", "--count", "60"]
-    elif args.without_notes:
-        command += ["--without-notes"]
-    code, text = within(0.6 * args.limit if args.limit else None, command)
-    if code != 0:
-        print(f"conformance.py: {'not done in time' if code is None else f'exit {code}'}\n{text[-4000:]}")
-    return code == 0
+def self_test() -> list[str]:
+    missed = importlib.import_module("times").self_test()
+    with tempfile.TemporaryDirectory() as folder:
+        out, attend = Path(folder) / "out.json", Path(folder) / "attend_cuda"
+        for what, mode, row, code, timed in (
+            ("all is well", "layouts", "{}", 0, 70), ("all is well", "prepared", "{}", 0, 72),
+            ("an output that is wrong", "layouts", "{'agrees': False}", 1, 70), ("bits that do not repeat", "prepared", "{'repeats': False}", 1, 72),
+            ("a prepared layer that replays wrongly", "prepared", "{'replay_agrees': False}", 1, 0),
+            ("an infinity that reaches another row", "prepared", "{'infinite_value_agrees': False}", 1, 0),
+        ):  # fmt: skip
+            attend.write_text(FAKE.replace("ROW", row), encoding="utf-8")
+            attend.chmod(attend.stat().st_mode | stat.S_IXUSR)
+            found = run([mode, "--out", str(out), "--attend", str(attend), "--commit", "c", "--rounds", "1"])
+            report = json.loads(out.read_text(encoding="utf-8"))
+            if (found, len(report["results"])) != (code, timed) or not {"device", "date", "commit", "method"} <= report.keys():
+                missed.append(f"{mode}, {what}: exit {found} with {len(report['results'])} results")
+    return missed
 
 
-def within(seconds: "float | None", command: "list[str]", **more) -> "tuple[int | None, str]":
-    """Exit code, or none if it had to be stopped, and what it printed."""
-    with tempfile.TemporaryFile("w+") as out:
-        try:
-            code = subprocess.run(command, stdout=out, check=False, timeout=seconds, **more).returncode
-        except subprocess.TimeoutExpired:
-            code = None
-        out.seek(0)
-        return code, out.read()
-
-
-def results_so_far(text: str) -> dict:
-    """Results that attend_cuda had printed when it was stopped, one per line."""
-    head, *rows = text.split("\n")
-    kept = [row.strip().rstrip(",") for row in rows if row.strip().rstrip(",").endswith("}")]
-    return {**json.loads(head + "]}"), "complete": False, "results": [json.loads(row) for row in kept]}
-
-
-def attend(args, words: "list[str]") -> dict:
-    left = max(1.0, args.limit - (time.monotonic() - args.began)) if args.limit else None
-    code, text = within(left, [args.attend, *words], env={**os.environ, "QUIRE_COMMIT": args.commit})
-    if code is None:
-        return results_so_far(text)
-    if code != 0:
-        sys.exit(f"attend_cuda: exit {code}\n{text[-2000:]}")
-    return json.loads(text)
-
-
-def bad_checks(report: dict) -> "list[str]":
-    """Lines of step 2 with any answer but yes, and lines that no output depended on."""
-    asked = ("repeats_equal", "replay_agrees", "infinite_value_agrees")
-    return [row["line"] for row in report["results"]
-            if not all(row.get(key, True) for key in asked) or row["outputs_moved_by"] == 0 or row.get("infinite_outputs") is False]
-
-
-def bad_times(report: dict) -> "list[str]":
-    return [row["line"] for row in report["results"] if not row["agrees"] or not row["repeats"]]
-
-
-def arguments(words: "list[str]") -> argparse.Namespace:
-    parser = argparse.ArgumentParser(usage=__doc__)
-    for name in ("--quire", "--attend", "--out"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--without-notes", action="store_true")
-    parser.add_argument("--tables", default="decode,prefill,others")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--limit", type=float, default=0.0)
-    args = parser.parse_args(words)
-    args.began = time.monotonic()
-    return args
-
-
-def run(args, conforms=conformance_passes, ask=attend) -> int:
-    out = Path(args.out)
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - args.began:6.1f} s  {text}", flush=True)
-
-    say(f"conformance, seed {args.seed}")
-    passes = conforms(args, out / "h200-conformance.json")
-    say("repeats, replays, infinities")
-    checked = ask(args, ["--check", *CHECKED])
-    save(out / "h200-replay.json", checked)
-    wrong = bad_checks(checked) + ([] if checked.get("complete", True) else ["not done in time"])
-    if not passes or wrong:
-        say(f"NOT TIMED: conformance {'passes' if passes else 'FAILS'}; --check fails on {len(wrong)} lines: {wrong}")
-        return 1
-    say("times")
-    timed = ask(args, targets.words(targets.load_cases(), args.tables.split(",")))
-    timed["correctness"] = {"seed": args.seed, "conformance": "quick" if args.quick else "whole", "passed": True}
-    save(out / "h200-attend.json", timed)
-    wrong = bad_times(timed)
-    say(f"{len(timed['results'])} lines timed, read ceiling {timed['read_tb_per_s']} TB/s" + (f"; WRONG: {wrong}" if wrong else ""))
-    return 1 if wrong else 0
-
-
-def self_test() -> int:
-    good_check = {"line": "l", "repeats_equal": True, "outputs_moved_by": 0.1, "replay_agrees": True, "infinite_value_agrees": True,
-                  "infinite_outputs": True}
-    good_time = {"line": "l", "agrees": True, "repeats": True}
-    missed = []
-
-    def expect(what: str, code: int, timed: bool, conforms: bool = True, check: "dict | None" = None, time_: "dict | None" = None,
-               whole: bool = True) -> None:
-        def ask(_, words: "list[str]") -> dict:
-            row = {**good_check, **(check or {})} if words[0] == "--check" else {**good_time, **(time_ or {})}
-            return {"read_tb_per_s": 4.5, "complete": whole, "results": [row]}
-
-        with tempfile.TemporaryDirectory() as folder:
-            args = arguments(["--quire", "q", "--attend", "a", "--out", folder])
-            found = run(args, lambda *_: conforms, ask), (Path(folder) / "h200-attend.json").exists()
-        if found != (code, timed):
-            missed.append(f"{what}: exit and timed are {found}")
-
-    expect("all is well", 0, True)
-    expect("conformance fails", 1, False, conforms=False)
-    expect("--check is stopped", 1, False, whole=False)
-    for key, value in (("repeats_equal", False), ("outputs_moved_by", 0), ("replay_agrees", False), ("infinite_value_agrees", False),
-                       ("infinite_outputs", False)):
-        expect(key, 1, False, check={key: value})
-    for key in ("agrees", "repeats"):
-        expect(f"a timed line that does not: {key}", 1, True, time_={key: False})
-    cut = results_so_far('{"device": "d", "read_tb_per_s": 4.5, "results": [\n  {"line": "a", "us": 1},\n  {"line": "b", "us": 2}')
-    if cut["complete"] or [row["line"] for row in cut["results"]] != ["a", "b"]:
-        missed.append(f"results of a run that was stopped: {cut}")
-    if results_so_far('{"results": [\n  {"line": "a", "us": 1},\n  {"line": "b", "u')["results"] != [{"line": "a", "us": 1}]:
-        missed.append("half a line is no result")
-    if within(0.2, ["sh", "-c", "echo begun; sleep 5"]) != (None, "begun\n") or within(None, ["sh", "-c", "exit 3"])[0] != 3:
-        missed.append("a command that takes too long")
-    print("\n".join(missed) or "ok")
-    return 1 if missed else 0
+def main() -> int:
+    if sys.argv[1:] == ["--self-test"]:
+        missed = self_test()
+        print("\n".join(missed) or "ok")
+        return 1 if missed else 0
+    if not sys.argv[1:] or sys.argv[1] not in (*MODULES, *SCRIPTS):
+        print(f"{__doc__}\n  {', '.join(SCRIPTS)}", file=sys.stderr)
+        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(self_test() if "--self-test" in sys.argv else run(arguments(sys.argv[1:])))
+    sys.exit(main())

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 import conformance
-import run_device
+from timing import save
 
 # Decode: narrow tiles of 16 bits and fp8, of one KV head (long merges), wide ones in slices, head_dim 256; prefill: both kernels. Packed caches: rows of values of 16, 32 and 64 tokens.
 LINES = [
@@ -186,7 +186,7 @@ def main() -> int:
     report = {"device": conformance.device(), "date": datetime.date.today().isoformat(), "commit": args.commit,
               "method": "compute-sanitizer on attend_cuda --once", "ordered": {kind: by for kind, (_, _, by) in ORDERED.items()},
               "results": results}
-    run_device.save(Path(args.out), report)
+    save(Path(args.out), report)
     for row in results:
         print(row["tool"], row["line"], "ok" if not row["others"] else row["others"][:3])
     return 1 if any(row["others"] for row in results) else 0

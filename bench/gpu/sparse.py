@@ -1,23 +1,19 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Key lists on a GPU: DeepSeek's sparse decode (2048 slots a row over a latent cache) and lists of pages for each KV head, beside dense
-attention over the whole context.
+"""Key lists on a GPU (mode `sparse` of run_device.py): DeepSeek's sparse decode (2048 slots a row over a latent cache) and lists of pages
+for each KV head, beside dense attention over the whole context.
 
-usage: sparse.py --out FILE [--commit TEXT]
+A time is that of one layer in replayed CUDA graphs on two copies of the cache; ways take turns, times are medians. Beside them stands the
+portable kernel's time. Some rows of each output are compared with torch in float64."""
 
-A time is that of one layer in replayed CUDA graphs of eight layers on two copies of the cache; ways take turns, times are medians. Beside
-them stands the portable kernel's time. Some rows of each output are compared with torch in float64. Exit 1 if an output is wrong.
-"""
+from __future__ import annotations
+
 import argparse
-import datetime
 import json
-import sys
-from pathlib import Path
 
 import torch
 
 import quire
-from replays import medians, replayed
+from timing import LAYERS, medians, record, replayed
 
 
 def room(count):
@@ -60,7 +56,7 @@ class Case:
         """Of cuda_generic, and its worst error."""
         step = quire.sparse.plan(self.batch, self.caches[0], lists=lists, kernel="cuda_generic")
         memory = room(step.workspace_bytes)
-        (seconds,) = medians([replayed(lambda i: quire.sparse.attend(self.batch, self.caches[i], lists=lists, plan=step, workspace=memory))], 3)
+        (seconds,) = medians([replayed(lambda i: quire.sparse.attend(self.batch, self.caches[i % 2], lists=lists, plan=step, workspace=memory))], 3)
         quire.sparse.attend(self.batch, self.caches[0], lists=lists, plan=step, workspace=memory, wait=True)
         return round(seconds * 1e6, 1), self.worst_error(positions_of)
 
@@ -73,15 +69,16 @@ class Case:
         error = self.worst_error(positions_of)
         quire.sparse.prepare(self.batch, self.caches[0], lists=lists, plan=step, workspace=rooms[0])
         torch.cuda.synchronize()
-        ways = [replayed(lambda i: quire.sparse.attend(self.batch, self.caches[i], lists=lists, plan=step, workspace=rooms[0], prepared=True))]
+        ways = [replayed(lambda i: quire.sparse.attend(self.batch, self.caches[i % 2], lists=lists, plan=step, workspace=rooms[0], prepared=True))]
         # Lists of each layer's own: work lists are made anew.
-        ways.append(replayed(lambda i: quire.sparse.attend(self.batch, self.caches[i], lists=lists, plan=step, workspace=rooms[0])))
-        ways.append(replayed(lambda i: quire.attend(self.batch, self.caches[i], plan=dense, workspace=rooms[1])))
+        ways.append(replayed(lambda i: quire.sparse.attend(self.batch, self.caches[i % 2], lists=lists, plan=step, workspace=rooms[0])))
+        ways.append(replayed(lambda i: quire.attend(self.batch, self.caches[i % 2], plan=dense, workspace=rooms[1])))
         prepared, own, plain = medians(ways)
         portable, portable_error = self.portable_us(lists, positions_of)
         row_bytes = 2 * (self.dim if self.kv_heads == 1 else self.kv_heads * (self.dim + self.value_dim))
         flops = 2.0 * self.rows * self.heads * keys * (self.dim + self.value_dim)
-        return {"rows": self.rows, "context": self.context, "page": self.page, "heads": f"{self.heads}:{self.kv_heads}", "d": self.dim, "dv": self.value_dim,
+        line = f"q=bf16 heads={self.heads}:{self.kv_heads} d={self.dim} dv={self.value_dim} page={self.page} reqs={self.rows}x1@{self.context - 1}"
+        return {"line": line, "rows": self.rows, "context": self.context, "page": self.page, "heads": f"{self.heads}:{self.kv_heads}", "d": self.dim, "dv": self.value_dim,
                 "keys_of_a_row": keys, "reason": step.reason, "kernels": sorted(set(step.kernels)), "dense_kernel": dense.kernel, "sparse_us": round(own * 1e6, 1),
                 "sparse_prepared_us": round(prepared * 1e6, 1), "dense_us": round(plain * 1e6, 1), "portable_us": portable, "times_faster": round(plain / own, 2),
                 "sparse_tb_s": round(self.rows * keys * row_bytes / own / 1e12, 3), "sparse_tflop_s": round(flops / own / 1e12, 1), "worst_error": error,
@@ -110,21 +107,15 @@ def pages_case(rows, context=32768, page=16, top=64, by_head=True):
     return case.measured(lists, lambda row, head: (chosen[row, head if by_head else 0][:, None] * page + inside).flatten(), top * page)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--commit", default="")
-    arguments = parser.parse_args()
-    cases = []
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # takes none of its own
+
+
+def run(args: argparse.Namespace) -> tuple[dict, bool]:
+    results = []
     for make in (lambda: slots_case(64), lambda: slots_case(128), lambda: pages_case(32), lambda: pages_case(32, by_head=False), lambda: pages_case(8)):
-        cases.append(make())
-        print(json.dumps(cases[-1]), flush=True)
+        results.append(make())
+        print(json.dumps(results[-1]), flush=True)
         torch.cuda.empty_cache()
-    result = {"what": "key lists beside dense attention", "device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(),
-              "commit": arguments.commit, "torch": torch.__version__, "cases": cases}
-    Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(0 if all(c["right"] for c in cases) else 1)
-
-
-if __name__ == "__main__":
-    main()
+    method = f"a layer in replayed CUDA graphs of {LAYERS}, two copies of the cache, median"
+    return record(args.commit, torch.cuda.get_device_name(), method, results, torch=torch.__version__), all(r["right"] for r in results)
