@@ -135,14 +135,9 @@ void add_explain(CLI::App& app, ExplainArgs& args, CallFiles& files) {
   command->add_flag("--batch-invariant", args.batch_invariant,
                     "plan so that a request's bits do not depend on the rest of the batch");
   command->add_flag("--exact-weights", args.exact_weights, "plan with softmax weights in f32 precision in every row");
-  command->add_option("--ranks", args.ranks, "predict the time on this many GPUs that share contexts or heads")
-      ->type_name("N")
-      ->check(whole_number(4096));
   command
       ->add_option("--lists", args.lists, "rows see the keys of lists: slot:2048, page:64, or page:64:head for lists by KV head")
       ->type_name("UNIT:N");
-  command->add_option("--link", args.link, "what a GPU receives from the others, for --ranks (default: 450GB/s)")
-      ->type_name("BANDWIDTH");
 }
 
 void add_run(CLI::App& app, RunArgs& args, CallFiles& files) {

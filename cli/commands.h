@@ -32,14 +32,10 @@ struct ExplainArgs {
   bool all = false;
   bool batch_invariant = false;
   bool exact_weights = false;
-  int ranks = 0;      ///< > 0: predict that many GPUs
-  std::string link;   ///< "450GB/s"; empty = NVLink of an H100
   std::string lists;  ///< "slot:2048", "page:64:head"; empty = no lists
 };
 /// The batch that stands for such lists, in place of `problem`; what lists were asked for goes to `said`.
 Result<Problem> problem_of_lists_asked_for(const std::string& lists, const Problem& problem, std::string& said);
-/// explain --ranks.
-Report explain_ranks(const ExplainArgs& args, const Problem& problem);
 /// Pages that requests share, on that device, for people and programs; absent if the input has none.
 std::optional<SharedPrefixes> shared_prefixes_of(const Words& input, const Problem& problem, const Device& device);
 std::string shared_text(const SharedPrefixes& shared, const Problem& problem);

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "quire/plan.hpp"
 #include "quire/predict.hpp"
+#include "quire/roofline.hpp"
 #include "suggest.h"
 #include "text/formatted.h"
 
@@ -21,34 +22,21 @@ Json refusals_json(const std::vector<Refusal>& refusals) {
   return list;
 }
 
-/// Null for CPUs and for what was not measured.
-Json prediction_json(const Prediction& p) {
-  if (p.seconds <= 0) return nullptr;
-  Json lists = Json::array();
-  for (const ListPrediction& l : p.lists)
-    lists.push_back({{"served_by", l.served_by},
-                     {"tile_rows", l.tile_rows},
-                     {"tile_heads", l.tile_heads},
-                     {"tile_keys", l.tile_keys},
-                     {"units", l.units},
-                     {"items", l.items},
-                     {"busiest_items", l.busiest_items},
-                     {"busiest_tiles", l.busiest_tiles},
-                     {"merges", l.merges},
-                     {"read_bytes", l.read_bytes},
-                     {"read_us", l.read_seconds * 1e6},
-                     {"tile_us", l.tile_seconds * 1e6},
-                     {"item_us", l.item_seconds * 1e6},
-                     {"us", l.seconds * 1e6}});
-  return {
-      {"device", p.device},     {"us", p.seconds * 1e6}, {"call_us", p.call_seconds * 1e6}, {"saved_us", p.saved_seconds * 1e6},
-      {"left_out", p.left_out}, {"lists", lists}};
+/// Null for devices whose ceilings were not measured.
+Json floor_json(const Roofline& floor) {
+  if (!floor.known()) return nullptr;
+  return {{"device", floor.device},
+          {"us", floor.seconds() * 1e6},
+          {"bound_by", floor.binds()},
+          {"read_us", floor.read_seconds() * 1e6},
+          {"compute_us", floor.compute_seconds() * 1e6},
+          {"bytes_per_second", floor.bytes_per_second},
+          {"flops_per_second", floor.flops_per_second}};
 }
 
 Json plan_json(const Result<Plan>& planned) {
   if (!planned.ok()) return nullptr;
   const Plan& p = planned.value();
-  const Prediction prediction = predict(p);
   return {{"line", to_string(p)},
           {"kernel", p.kernel.name()},
           {"batch_invariant", p.batch_invariant},
@@ -63,8 +51,7 @@ Json plan_json(const Result<Plan>& planned) {
           {"workspace_bytes", workspace_bytes(p)},
           {"kv_bytes", p.kv_bytes},
           {"flops", p.flops},
-          {"prediction", prediction_json(prediction)},
-          {"not_predicted", prediction.why_not}};
+          {"floor", floor_json(roofline_of(p))}};
 }
 
 Result<std::vector<Device>> devices_asked_for(const ExplainArgs& args) {
@@ -137,12 +124,10 @@ Report run_explain(const ExplainArgs& args, const Terminal&) {
   if (!problem.ok()) return Report::failure(problem.status());
   std::string said;
   if (!args.lists.empty()) {
-    if (args.ranks > 0 || !args.as.empty()) return Report::usage("--lists goes with neither --ranks nor --as");
+    if (!args.as.empty()) return Report::usage("--lists does not go with --as");
     problem = problem_of_lists_asked_for(args.lists, problem.value(), said);
     if (!problem.ok()) return Report::failure(problem.status());
   }
-  if (args.ranks > 0) return explain_ranks(args, problem.value());
-  if (!args.link.empty()) return Report::usage("--link is the link between --ranks GPUs: give their number");
   if (args.as == "vllm") return explain_vllm(args, problem.value());
   const std::vector<std::string> names = kernel_names();
   const bool known = args.kernel.empty() || std::find(names.begin(), names.end(), args.kernel) != names.end();

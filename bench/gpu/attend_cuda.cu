@@ -499,14 +499,6 @@ void append_line(const std::string& text, Asked asked, bool first) {
       static_cast<double>(largest));
 }
 
-/// The code that has rows to serve, as strings of a JSON list.
-std::string served_by(const Prediction& prediction) {
-  std::string names;
-  for (const ListPrediction& list : prediction.lists)
-    if (list.items > 0) names += (names.empty() ? "\"" : ", \"") + list.served_by + "\"";
-  return names;
-}
-
 /// What is asked of every line.
 enum class Question { time, check, once, append };
 
@@ -545,21 +537,19 @@ void run_line(const std::string& text, const Asked& asked, double ceiling, bool 
   }
   const double flops = 2.0 * static_cast<double>(line.problem.visible_pairs() * line.problem.num_q_heads *
                                                  (line.problem.head_dim + line.problem.out_dim()));
-  const Plan known = must(plan(line.problem, p.plan.device, {.kernel = asked.kernel, .batch_invariant = asked.invariant}));
   std::printf(
       "%s\n  {\"line\": \"%s\", \"key_value\": %s, \"batch_invariant\": %s, \"unbounded\": %s, \"one_tensor\": %s, "
       "\"asked_kernel\": \"%s\", \"kernel\": \"%s\", "
       "\"prepared\": %s, \"columns\": %lld, \"layers\": %lld, \"step_us\": %.2f, "
-      "\"us\": %.2f, \"predicted_us\": "
-      "%.2f, "
+      "\"us\": %.2f, "
       "\"kv_tb_per_s\": %.3f, \"of_read\": %.3f, \"tflop_per_s\": %.1f, \"agrees\": %s, \"repeats\": %s, "
-      "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g, \"served_by\": [%s]}",
+      "\"max_difference_from_generic\": %.3g, \"max_output\": %.3g}",
       first ? "" : ",", text.c_str(), asked.key_value ? "true" : "false", asked.invariant ? "true" : "false",
       asked.unbounded ? "true" : "false", asked.one_tensor ? "true" : "false", asked.kernel.c_str(),
       std::string(p.plan.kernel).c_str(), asked.prepared ? "true" : "false", static_cast<long long>(asked.columns),
-      static_cast<long long>(asked.layers), step_ms * 1000, ms * 1000, predict(known).seconds * 1e6, kv_bytes / ms * 1e-9,
-      kv_bytes / ms * 1e-9 / ceiling, flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false",
-      static_cast<double>(off), static_cast<double>(largest), served_by(predict(known)).c_str());
+      static_cast<long long>(asked.layers), step_ms * 1000, ms * 1000, kv_bytes / ms * 1e-9, kv_bytes / ms * 1e-9 / ceiling,
+      flops / ms * 1e-9, outside == 0 ? "true" : "false", repeats ? "true" : "false", static_cast<double>(off),
+      static_cast<double>(largest));
   std::fflush(stdout);
 }
 

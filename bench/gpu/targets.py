@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of docs/lab: times from the result files, targets and peers from targets.json.
 
-usage: targets.py             compare the pages with bench/results/h200-attend.json and h100-attend.json
+usage: targets.py             compare the pages with bench/results/h200-attend.json
        targets.py --update    write them (as QUIRE_UPDATE_DOCS=1 does)
        targets.py --lines     print what run_device.py times
        targets.py --self-test plant faults in the result file, the targets and a page, and demand that each is found
@@ -11,7 +11,6 @@ A table stands between <!-- table: NAME --> and <!-- /table: NAME -->.
 """
 import copy
 import json
-import math
 import os
 import re
 import sys
@@ -19,13 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/h200-attend.json"
-H100 = ROOT / "bench/results/h100-attend.json"
 PEERS = ROOT / "bench/results/h200-peers.json"
 CAUSES = ROOT / "bench/results/h200-causes.json"
 PAGES = {"decode": ROOT / "docs/lab/2026-11-22-hopper-decode.md",
-         "prefill": ROOT / "docs/lab/2026-11-22-hopper-prefill.md",
-         "others": ROOT / "docs/lab/2026-11-26-predicted.md"}
-H100_PAGE = ROOT / "docs/lab/2026-11-25-h100-predicted.md"
+         "prefill": ROOT / "docs/lab/2026-11-22-hopper-prefill.md"}
 
 
 # --- the cases --------------------------------------------------------------------------------------------------------------------
@@ -138,20 +134,14 @@ def verdict(case: dict, rows: "dict[tuple, dict]") -> str:
 
 # --- the tables -------------------------------------------------------------------------------------------------------------------
 
-def prediction_text(row: dict) -> str:
-    return f"{row['predicted_us'] / row['us']:.2f}" if row.get("predicted_us") else "-"
-
-
 def result_cells(table: str, row: "dict | None") -> "list[str]":
     if row is None:
-        return ["not measured", "-", "-", "-"]
+        return ["not measured", "-", "-"]
     us = f"{row['us']:.1f}" if row["us"] < 1000 else f"{row['us']:.0f}"
     wrong = "" if row.get("agrees", True) and row.get("repeats", True) else " **wrong output**"
-    if table == "others":
-        return [us + wrong, f"{row['kv_tb_per_s']:.2f}", f"{row['tflop_per_s']:.0f}", prediction_text(row)]
     if table == "prefill":
-        return [us + wrong, f"{row['tflop_per_s']:.0f}", row["kernel"], prediction_text(row)]
-    return [us + wrong, f"{row['kv_tb_per_s']:.2f}", f"{100 * row['of_read']:.0f} %", prediction_text(row)]
+        return [us + wrong, f"{row['tflop_per_s']:.0f}", row["kernel"]]
+    return [us + wrong, f"{row['kv_tb_per_s']:.2f}", f"{100 * row['of_read']:.0f} %"]
 
 
 def peers_text(case: dict) -> str:
@@ -171,32 +161,26 @@ def torch_text(line: str, peers: "list[dict]") -> str:
 
 def summary(cases: "list[dict]", rows: "dict[tuple, dict]") -> str:
     shares = [share for case in cases if (share := reached(case, rows)) is not None]
-    ratios = [row["predicted_us"] / row["us"] for case in cases if (row := rows.get(key_of(case))) and row.get("predicted_us")]
-    texts = [f"{sum(share >= 1 for share in shares)} of {len(shares)} targets met."] if shares else []
-    return " ".join(texts + [within_text(ratios)] if ratios else texts)
-
-
-def within_text(ratios: "list[float]") -> str:
-    return f"Predicted within 15 % of measured: {sum(abs(r - 1) <= 0.15 for r in ratios)} of {len(ratios)}."
+    return f"{sum(share >= 1 for share in shares)} of {len(shares)} targets met."
 
 
 def render(table: str, cases: "list[dict]", report: dict, peers: "list[dict]") -> str:
     rows = {key_of(row): row for row in report["results"]}
     mine = [case for case in cases if case["table"] == table]
-    rate = {"decode": "TB/s | of the ceiling", "prefill": "TFLOP/s | kernel", "others": "TB/s | TFLOP/s"}[table]
-    against = "" if table == "others" else " target | reached | best peer (notes, other run) |"
+    rate = {"decode": "TB/s | of the ceiling", "prefill": "TFLOP/s | kernel"}[table]
+    against = " target | reached | best peer (notes, other run) |"
     against += " torch, dense: cuDNN / flash |" if table == "prefill" else ""
     lines = [f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling of the run {report['read_tb_per_s']:.2f} TB/s. "
              + summary(mine, rows), "",
-             f"| case | us | {rate} | predicted / measured |{against}",
-             "|---" * (5 + against.count("|")) + "|"]
+             f"| case | us | {rate} |{against}",
+             "|---" * (4 + against.count("|")) + "|"]
     group = None
     for case in mine:
         if case["group"] != group:
             group = case["group"]
-            lines.append(f"| **{group}** |" + " |" * (4 + against.count("|")))
+            lines.append(f"| **{group}** |" + " |" * (3 + against.count("|")))
         cells = [case["case"], *result_cells(table, rows.get(key_of(case)))]
-        cells += [target_text(case), verdict(case, rows), peers_text(case)] if against else []
+        cells += [target_text(case), verdict(case, rows), peers_text(case)]
         cells += [torch_text(case["line"], peers)] if table == "prefill" else []
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -217,18 +201,6 @@ def causes_text(table: str, cases: "list[dict]", report: dict) -> str:
             shares = [f"{row[name]:.0f} %" if row[name] is not None else "-" for name in ("dram", "l2", "issue", "tensor")]
             cells = [f"{row['us']:.1f}", *shares, ", ".join(f"{name} {share:.0f} %" for name, share in row["stalls"].items()) or "-"]
         lines.append(f"| {case['group']}: {case['case']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def predictions_text(cases: "list[dict]", report: dict) -> str:
-    """Predicted and measured times of every case, the case that is furthest off first."""
-    rows = {key_of(row): row for row in report["results"]}
-    found = [(case, row, row["predicted_us"] / row["us"]) for case in cases if (row := rows.get(key_of(case))) and row["predicted_us"]]
-    lines = [f"{report['device']}, {report['date']}, commit {report['commit']}, read ceiling of the run {report['read_tb_per_s']:.2f} TB/s. "
-             + within_text([ratio for _, _, ratio in found]), "", "| case | served by | measured, us | predicted, us | predicted / measured |", "|---" * 5 + "|"]
-    for case, row, ratio in sorted(found, key=lambda one: -abs(math.log(one[2]))):
-        name = f"{case['group']}: {case['case']}"
-        lines.append(f"| {name} | {' + '.join(row['served_by'])} | {row['us']:.1f} | {row['predicted_us']:.1f} | {ratio:.2f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -259,15 +231,13 @@ def check(update: bool) -> int:
     peers, causes = json.loads(PEERS.read_text(encoding="utf-8"))["results"], json.loads(CAUSES.read_text(encoding="utf-8"))
     tables = [(table, path, RESULTS, render(table, cases, report, peers)) for table, path in PAGES.items()]
     tables += [(f"causes of {table}", PAGES[table], CAUSES, causes_text(table, cases, causes)) for table in ("decode", "prefill")]
-    h100 = json.loads(H100.read_text(encoding="utf-8"))
-    tables.append(("every line", H100_PAGE, H100, predictions_text(cases, h100)))
     return compare_tables(tables, "bench/gpu/targets.py", update)
 
 
 def self_test() -> int:
     cases, report = load_cases(), json.loads(RESULTS.read_text(encoding="utf-8"))
     row = {"line": "q=bf16 kv=bf16 heads=32:8 d=128 page=16 reqs=1x1@1023", "kernel": "k", "us": 6.0, "kv_tb_per_s": 0.7, "of_read": 0.15,
-           "tflop_per_s": 2.0, "agrees": True, "repeats": True, "predicted_us": 6.3}
+           "tflop_per_s": 2.0, "agrees": True, "repeats": True}
     good = {**report, "results": [row]}
 
     def changed(**values) -> str:
@@ -279,10 +249,6 @@ def self_test() -> int:
         "a target that is missed": "**missed** (93 %)" in changed(us=7.0),
         "a wrong output": "**wrong output**" in changed(agrees=False) and "**wrong output**" in changed(repeats=False),
         "a changed time": changed(us=6.1) != render("decode", cases, good, []),
-        "a prediction": "| 1.05 |" in render("decode", cases, good, []) and "within 15 % of measured: 1 of 1" in changed(),
-        "a prediction that is off": "within 15 % of measured: 0 of 1" in changed(us=5.0),
-        "a prediction of the H100": "| 32:8 bf16: B1 1k | sm90_decode | 6.0 | 6.3 | 1.05 |" in predictions_text(
-            cases, {**report, "results": [{**row, "served_by": ["sm90_decode"]}]}),
         "a line that is not there": "not measured" in render("decode", cases, {**good, "results": []}, []),
         "a page that says something else": swap("<!-- table: x -->\nold\n<!-- /table: x -->", "x", "new\n")[1] == "old\n",
         "torch beside us": torch_text("l", [{"line": "l", "peer": "torch cudnn", "refused": "no"},
@@ -314,7 +280,7 @@ def self_test() -> int:
 
 def main() -> int:
     if "--lines" in sys.argv:
-        print("\n".join(words(load_cases(), list(PAGES))))
+        print("\n".join(words(load_cases(), ["decode", "prefill", "others"])))
         return 0
     if "--self-test" in sys.argv:
         return self_test()

@@ -13,39 +13,6 @@
 
 namespace quire {
 
-/// Predicted time of one list of a GPU plan: the longer of the time to read K and V and the time of the unit (a block of threads,
-/// or a pair of blocks) with most work, plus launch, first keys and merge.
-struct ListPrediction {
-  std::string served_by;           ///< name of the kernel body: "sm90_decode", "mma_tall", "generic", ... (Body::name)
-  std::int64_t tile_rows = 0;      ///< score rows per tile
-  std::int64_t tile_keys = 0;      ///< keys per tile
-  std::int64_t tile_heads = 1;     ///< KV heads of a tile, with the score rows of all of them
-  std::int64_t units = 0;          ///< units that share the items
-  std::int64_t items = 0;          ///< parts of tiles of score rows, times KV heads
-  std::int64_t busiest_items = 0;  ///< items of the unit with most work
-  std::int64_t busiest_tiles = 0;  ///< key tiles of the unit with most work
-  std::int64_t merges = 0;         ///< tiles of score rows in several parts, times KV heads
-  double read_bytes = 0;           ///< bytes of K and V that the list's rows see, each counted once
-  double read_seconds = 0;
-  double tile_seconds = 0;
-  double item_seconds = 0;
-  double seconds = 0;  ///< sum: the longer of reading and tiles; items, launch, first keys and merge
-};
-
-/// Predicted seconds of one attend() on the device, or the reason why there is no prediction.
-struct Prediction {
-  std::string device;  ///< device whose measured costs were taken: "H200"
-  double call_seconds = 0;
-  std::vector<ListPrediction> lists;
-  double saved_seconds = 0;  ///< time saved because the lists run at the same time
-  double seconds = 0;        ///< call_seconds and all lists, less saved_seconds; 0 if not predicted
-  std::string left_out;      ///< options that were never timed, whose cost is not in `seconds`: "cap, alibi"
-  std::string why_not;
-};
-/// Predicts from the costs in src/plan/device_costs.h and src/plan/kernels/. Only for plans that know the lengths, and for caches
-/// and masks that were timed.
-Prediction predict(const Plan& plan);
-
 /// Kernel that vLLM would run for this problem on an AMD GPU (vLLM's `use_rocm_custom_paged_attention`, 2026-01), and why.
 struct VllmChoice {
   std::string prefill_kernel;       ///< serves rows with query_len > 1; empty if there are none

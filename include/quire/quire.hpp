@@ -14,6 +14,7 @@
 #include "quire/devices.hpp"
 #include "quire/plan.hpp"
 #include "quire/predict.hpp"
+#include "quire/roofline.hpp"
 #include "quire/executor.hpp"
 #include "quire/interrupt.hpp"
 #include "quire/workspace.hpp"

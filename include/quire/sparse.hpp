@@ -93,7 +93,7 @@ struct ListShape {
 std::string to_string(const ListShape& shape);
 
 /// The batch that stands for lists of rows, as a problem: of all KV heads, or of one. Rows see as many keys as a list holds, or
-/// all that they see without one, if that is fewer. explain() and predict() take it; Q-K03 and Q-K04 refuse what goes with no
+/// all that they see without one, if that is fewer. explain() takes it; Q-K03 and Q-K04 refuse what goes with no
 /// list.
 Result<Problem> problem_of_lists(const Problem& problem, const ListShape& shape);
 

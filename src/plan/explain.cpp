@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage: plan. Says which kernel serves a problem on a device, why every other kernel does not, and what the plan will do.
 // explain() asks the kernel rows and the plan() that attend() relies on, so its answer cannot differ from the real choice.
-#include <algorithm>
 
 #include "plan/select.h"
 #include "quire/plan.hpp"
-#include "quire/predict.hpp"
+#include "quire/roofline.hpp"
 #include "text/formatted.h"
 
 namespace quire {
@@ -70,31 +69,14 @@ Backend backend_of(std::string_view kernel) {
   return Backend::cpu;
 }
 
+/// Bytes and operations, and the time that they take at least, where the device's ceilings were measured.
 std::string floor_text(const Plan& p) {
-  return formatted("floor     {} of K and V, {}\n", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
-}
-
-std::string list_text(const ListPrediction& l) {
-  if (l.items == 0) return formatted("work      {}: no rows\n", l.served_by);
-  return formatted("work      {}: {} items on {} units, the busiest has {} with {} tiles of keys; {} merges; reads {}\n",
-                   l.served_by, l.items, l.units, l.busiest_items, l.busiest_tiles, l.merges, human_bytes(l.read_bytes));
-}
-
-/// Microseconds and their parts.
-std::string prediction_text(const Plan& plan) {
-  const Prediction p = predict(plan);
-  if (p.seconds <= 0) return formatted("time      not predicted: {}\n", p.why_not);
-  std::string text, sum = formatted("{:.1f} before any list", p.call_seconds * 1e6);
-  for (const ListPrediction& l : p.lists) {
-    text += list_text(l);
-    sum += formatted(", {:.1f} {}", l.seconds * 1e6, l.served_by);
-    if (l.items > 0)
-      sum += formatted(" ({} {:.1f}, items {:.1f})", l.read_seconds > l.tile_seconds ? "reading" : "tiles",
-                       std::max(l.read_seconds, l.tile_seconds) * 1e6, l.item_seconds * 1e6);
-  }
-  if (p.saved_seconds > 0) sum += formatted(", less {:.1f} at the same time", p.saved_seconds * 1e6);
-  if (!p.left_out.empty()) sum += formatted("; without the cost of {}, which was not measured", p.left_out);
-  return text + formatted("time      {:.1f} us predicted for an {}: {}\n", p.seconds * 1e6, p.device, sum);
+  const std::string work = formatted("{} of K and V, {}", human_bytes(static_cast<double>(p.kv_bytes)), human_flops(p.flops));
+  if (p.device.backend == Backend::cpu) return formatted("floor     {}\n", work);
+  const Roofline floor = roofline_of(p);
+  if (!floor.known()) return formatted("floor     {}; no time: {}\n", work, floor.why_not);
+  return formatted("floor     {}: {:.1f} us on an {}, bound by {} (reading {:.1f}, computing {:.1f})\n", work,
+                   floor.seconds() * 1e6, floor.device, floor.binds(), floor.read_seconds() * 1e6, floor.compute_seconds() * 1e6);
 }
 
 std::string rounding_text(const Plan& p, const plan_detail::DeviceList& list) {
@@ -111,19 +93,18 @@ std::string device_plan_text(const Plan& p, const std::string& decode_reason) {
                     p.bounds.num_reqs, p.bounds.num_tokens, p.bounds.max_query_len, p.bounds.max_seq_len);
   for (const std::string& assumption : p.assumptions) text += formatted("assumes   {}\n", assumption);
   for (const plan_detail::DeviceList& list : p.work().lists) {
-    text += formatted("tiles     {} score rows (query rows x {} group{}) by {} keys, on {} blocks{}{}{}\n", list.tile_rows,
-                      p.problem.group(), list.heads > 1 ? formatted(" x {} KV heads", list.heads) : "", list.tile_keys,
-                      list.num_blocks, list.cluster > 1 ? formatted(" in clusters of {}", list.cluster) : "",
-                      rounding_text(p, list), list.beside ? "; at the same time as the list before it" : "");
+    text += formatted("tiles     {}: {} score rows (query rows x {} group{}) by {} keys, on {} blocks{}{}{}\n",
+                      plan_detail::body_of(list).name, list.tile_rows, p.problem.group(),
+                      list.heads > 1 ? formatted(" x {} KV heads", list.heads) : "", list.tile_keys, list.num_blocks,
+                      list.cluster > 1 ? formatted(" in clusters of {}", list.cluster) : "", rounding_text(p, list),
+                      list.beside ? "; at the same time as the list before it" : "");
     text += formatted(
         "splits    {}: at most {} slices, {} merges, {} partial tiles\n",
         list.split_keys > 0 ? formatted("every {} keys", list.split_keys) : formatted("for about {} items", list.target_items),
         list.max_slices, list.max_merges, list.max_partials);
   }
   text += formatted("workspace {} on the device\n", human_bytes(static_cast<double>(workspace_bytes(p))));
-  if (!p.assumptions.empty()) return text;
-  return text + floor_text(p) +
-         (p.device.backend == Backend::cuda ? prediction_text(p) : "time      not predicted: never run on hardware\n");
+  return p.assumptions.empty() ? text + floor_text(p) : text;
 }
 
 std::string plan_text(const Plan& p, const std::string& decode_reason) {

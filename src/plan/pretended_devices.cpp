@@ -39,7 +39,7 @@ std::vector<Device> make_devices() {
   };
 }
 
-/// A product: what people type, the architecture, and the name that the driver gives, by which device_costs.h finds its times.
+/// A product: what people type, the architecture, and the name that the driver gives, by which roofline.cpp finds its ceilings.
 struct Product {
   std::string_view typed, device, driver;
 };

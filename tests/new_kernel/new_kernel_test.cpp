@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A new kernel is a value and a row: this file defines a CPU and a CUDA kernel, plan/kernels.inc names them, and nothing else in
-// the library knows them. Both are planned, explained, listed and predicted; the CPU kernel is verified, too.
+// the library knows them. Both are planned, explained and listed; the CPU kernel is verified, too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "backend/cpu/attend_args.h"
-#include "plan/device_costs.h"
 #include "plan/device_lists.h"
 #include "plan/device_workspace.h"
 #include "quire/plan.hpp"
-#include "quire/predict.hpp"
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
 #include "text/formatted.h"
@@ -41,8 +39,7 @@ std::vector<DeviceList> new_lists(const Plan& plan) {
 }
 
 constexpr Body kBodies[] = {{.role = Role::decode, .name = "new_decode", .shares = {.least = 5}}};
-constexpr BodyCosts kCosts[] = {{&kH200, Role::decode, Codes::none, 0, 3, 1, 0.5, 14, 20, 0.3, 1, 0.9}};
-constexpr GpuTraits kGpuTraits = {.lists = new_lists, .bodies = kBodies, .costs = kCosts};
+constexpr GpuTraits kGpuTraits = {.lists = new_lists, .bodies = kBodies};
 
 }  // namespace
 
@@ -131,22 +128,13 @@ TEST(NewKernel, IsPlannedOnAGpu) {
   EXPECT_EQ(plan(problem("24"), find_device("sm80").value())->kernel, "cuda_generic");
 }
 
-TEST(NewKernel, IsPredicted) {
-  const Prediction h200 = predict(plan(problem("24"), find_device("h200").value()).value());
-  ASSERT_EQ(h200.lists.size(), 1u) << h200.why_not;
-  EXPECT_EQ(h200.lists[0].served_by, "new_decode");
-  EXPECT_EQ(h200.lists[0].busiest_tiles, 5) << "shares of five tiles at least";
-  EXPECT_GT(h200.seconds, 0);
-  const Prediction h100 = predict(plan(problem("24"), find_device("h100").value()).value());
-  EXPECT_THAT(h100.why_not, HasSubstr("new_decode was not measured"));
-}
-
 TEST(NewKernel, IsExplained) {
   const Explanation chosen = explain(problem("24"), find_device("avx2").value());
   EXPECT_EQ(chosen.chosen, "cpu_new");
   EXPECT_THAT(chosen.text, HasSubstr("cpu_avx2: takes it too, but cpu_new comes first: it is made for 24 dims"));
   const Explanation refused = explain(problem("32"), find_device("sm90").value());
   EXPECT_THAT(refused.text, HasSubstr("cuda_new: d is 32, expected 24"));
+  EXPECT_THAT(explain(problem("24"), find_device("h200").value()).text, HasSubstr("tiles     new_decode: 12 score rows"));
   EXPECT_THAT(refused.chosen, Not(HasSubstr("new")));
 }
 

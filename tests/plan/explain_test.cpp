@@ -44,8 +44,8 @@ TEST(Explain, GoldensForEveryDevice) {
   }
 }
 
-// Lines that were measured on an H100, lines that were not, and an option whose cost is left out.
-TEST(Explain, GoldenOfTimesOnAnH100) {
+// Kernels of several bodies, on a product whose ceilings were measured.
+TEST(Explain, GoldenOfFloorsOnAnH100) {
   std::string text;
   for (const char* line :
        {"q=bf16 kv=fp8_e4m3fn heads=32:8 d=128 page=16 reqs=1x1@8191",
@@ -53,7 +53,7 @@ TEST(Explain, GoldenOfTimesOnAnH100) {
         "q=bf16 kv=bf16 heads=32:8 d=128 page=16 cap=30 reqs=8x1@8191", "q=bf16 kv=nvfp4 heads=32:8 d=128 page=16 reqs=4x1@2047",
         "q=bf16 heads=32:8 d=128 page=16 tree=64 reqs=4x64@960"})
     text += explain(problem_of_line(line), device_named("h100")).text + "\n";
-  test::expect_golden("tests/plan/goldens/explain_times_h100.txt", text);
+  test::expect_golden("tests/plan/goldens/explain_floors_h100.txt", text);
 }
 
 TEST(Explain, AgreesWithPlan) {

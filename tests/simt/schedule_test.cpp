@@ -7,7 +7,6 @@
 #include <random>
 
 #include "backend/gpu/schedule.h"
-#include "plan/device_work.h"
 #include "simt/device.h"
 #include "support/small_case.h"
 
@@ -114,57 +113,6 @@ TEST(SimtSchedule, EveryKeyOnceForRandomLengths) {
     s.run();
     expect_whole(s, lens);
   }
-}
-
-/// Counts of explain for the list that `s` asks for.
-plan_detail::ListWork counted(const Scheduled& s, const std::vector<Lens>& lens) {
-  Plan plan;
-  plan.problem.num_q_heads = 3 * s.args.group;
-  plan.problem.num_kv_heads = 3;
-  plan.problem.head_dim = 16;
-  if (s.args.window > 0) plan.problem.sliding_window = s.args.window;
-  for (const Lens& n : lens) plan.problem.reqs.push_back({n.query_len, n.context_len, n.query_len + n.context_len});
-  plan_detail::DeviceList list;
-  list.kernel = plan_detail::rows::cuda_generic;
-  list.tile_rows = s.args.work.tile_rows;
-  list.tile_keys = s.args.work.tile_keys;
-  list.min_rows = s.args.work.min_rows;
-  list.max_rows = s.args.work.max_rows;
-  list.split_keys = s.args.work.split_keys;
-  list.target_items = s.args.work.target_items;
-  list.num_blocks = 7;
-  plan_detail::ListWork work;
-  EXPECT_TRUE(plan_detail::count_work(plan, list, {0, 1}, work));
-  return work;
-}
-
-// Predicted times are those of the list that the device makes.
-TEST(SimtSchedule, ExplainCountsTheSameItems) {
-  std::mt19937_64 random(5);
-  std::int64_t merges = 0;
-  for (int i = 0; i < 80; ++i) {
-    std::vector<Lens> lens(1 + random() % 9);
-    for (Lens& n : lens)
-      n = {static_cast<std::int64_t>(random() % 3 == 0 ? random() % 200 : random() % 3),
-           static_cast<std::int64_t>(random() % 2 == 0 ? random() % 9000 : random() % 60)};
-    const auto group = static_cast<std::int32_t>(1 + random() % 5);
-    const std::int32_t window = random() % 3 == 0 ? static_cast<std::int32_t>(1 + random() % 700) : 0;
-    Scheduled s(lens, group, window, i % 4 == 3 ? 128 : 0, static_cast<std::int32_t>(random() % 300), 40000);
-    if (i % 3 == 1) s.args.work.min_rows = 16;
-    s.run();
-    std::int64_t tiles = 0, split = 0;
-    for (const gpu::WorkSlice& slice : s.slices()) {
-      tiles += 3 * ((slice.key_end - 1) / 64 - slice.key_begin / 64 + 1);
-      split += slice.num_parts > 1 && slice.part == 0 ? 3 : 0;
-    }
-    const plan_detail::ListWork work = counted(s, lens);
-    EXPECT_EQ(work.items, static_cast<std::int64_t>(3 * s.slices().size())) << i;
-    EXPECT_EQ(work.merges, split) << i;
-    EXPECT_LE(work.busiest_tiles, tiles) << i;
-    EXPECT_GE(work.busiest_tiles * 7, tiles) << i << ": nobody has less than the mean of seven blocks";
-    merges += split;
-  }
-  EXPECT_GT(merges, 100) << "parts were asked about";
 }
 
 TEST(SimtSchedule, LongKeysAreSplitUntilTheDeviceIsFull) {

@@ -2,7 +2,6 @@
 // cuda_mma: tensor cores by mma.sync, sm80 or later.
 #include "plan/kernels/cuda_mma.h"
 
-#include "plan/device_costs.h"
 #include "plan/kernels/refusals.h"
 
 namespace quire::plan_detail {
@@ -82,40 +81,10 @@ std::vector<DeviceList> mma_lists(const Plan& plan) {
   return lists;
 }
 
-constexpr Body kMmaBodies[] = {
-    {.role = Role::short_rows, .name = "mma_short", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true},
-    {.role = Role::tall_rows, .name = "mma_tall", .own_tiles_dim = 256, .run_tokens = 16, .own_packed = true},
-    {.role = Role::prefill,
-     .name = "mma_prefill",
-     .own_tiles_dim = 256,
-     .run_tokens = 16,
-     .own_packed = true,
-     .rounds_weights = true}};
-/// Sources: short rows of packed caches bench/results/h100-packed-mma.json (docs/lab/2026-11-26-predicted.md); prefill and tall
-/// rows h100-mma-prefill.json. A wrong value makes a predicted time wrong, no plan.
-constexpr BodyCosts kMmaCosts[] = {
-    {&kH200, Role::short_rows, Codes::none, 0, 16.7, 1.17, 1.02, 101, 0, 0, 1.98, 0.902},
-    {&kH200, Role::short_rows, Codes::none, 256, 35.8, 1.02, 0.5, 100, 0, 0, 3.12, 0.52},
-    {&kH200, Role::short_rows, Codes::fp8, 0, 25.1, 1.04, 0.792, 153, 0, 0, 3.19, 0.92},
-    {&kH100, Role::short_rows, Codes::none, 0, 13.9, 1.24, 0.571, 60.5, 0, 0, 2.08, 0.909},
-    {&kH100, Role::short_rows, Codes::none, 256, 53.6, 1.03, 0.5, 100, 0, 0, 3.2, 0.701},
-    {&kH100, Role::short_rows, Codes::fp8, 0, 18.1, 1.04, 0.673, 153, 0, 0, 3.32, 0.92},
-    {&kH100, Role::tall_rows, Codes::none, 0, 24.1, 3.07, 0, 0, 268, 4.24, 12.5, 1},
-    {&kH100, Role::tall_rows, Codes::none, 256, 95.7, 2.8, 0, 0, 375, 3.64, 3.33, 1},
-    {&kH100, Role::tall_rows, Codes::fp8, 0, 11, 2.67, 0, 102, 412, 2.97, 3.3, 1},
-    {&kH100, Role::prefill, Codes::none, 0, 47.7, 9.67, 0, 0, 132, 2.4, 3, 1},
-    {&kH100, Role::prefill, Codes::none, 64, 40.1, 5.86, 0, 0, 115, 2.4, 3, 1},
-    {&kH100, Role::prefill, Codes::none, 256, 58, 4.03, 0, 0, 74.9, 2, 3, 1},
-    {&kH100, Role::prefill, Codes::fp8, 0, 9.17, 6.17, 0, 52.5, 76.7, 1.7, 3, 1},
-    {&kH100, Role::prefill, Codes::none, 128, 14.6, 11.9, 0, 0, 321, 2.4, 3, 1, 0, PageRows::packed},
-    {&kH100, Role::prefill, Codes::none, 256, 7.78, 2.46, 0, 0, 142, 2.82, 3, 1, 0, PageRows::packed},
-    {&kH100, Role::prefill, Codes::fp8, 128, 8, 2.5, 0, 57.3, 119, 1.58, 3, 1, 0, PageRows::packed},
-    {&kH100, Role::short_rows, Codes::none, 128, 16.1, 1.34, 0.571, 60.5, 0, 0, 2.25, 0.645, 0, PageRows::packed},
-    {&kH100, Role::short_rows, Codes::fp8, 128, 18.3, 1.04, 0.899, 230, 0, 0, 3.32, 0.92, 0, PageRows::packed},
-    {&kH100, Role::tall_rows, Codes::none, 128, 28.5, 8.58, 0, 0, 493, 5.88, 6.17, 1, 0, PageRows::packed},
-    {&kH100, Role::tall_rows, Codes::none, 256, 7.79, 2.56, 0, 0, 955, 15.8, 2.94, 1, 0, PageRows::packed},
-};
-constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies, .costs = kMmaCosts};
+constexpr Body kMmaBodies[] = {{.role = Role::short_rows, .name = "mma_short"},
+                               {.role = Role::tall_rows, .name = "mma_tall"},
+                               {.role = Role::prefill, .name = "mma_prefill", .rounds_weights = true}};
+constexpr GpuTraits kMmaTraits = {.lists = mma_lists, .bodies = kMmaBodies};
 
 }  // namespace
 

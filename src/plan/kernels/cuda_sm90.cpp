@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "plan/device_costs.h"
 #include "plan/kernels/cuda_mma.h"
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
@@ -382,63 +381,14 @@ std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
 }
 
 constexpr Body kSm90Bodies[] = {
-    {.role = Role::decode,
-     .name = "sm90_decode",
-     .shares = kSm90.narrow_share,
-     .small_row_shares = &kSm90.small_row_share,
-     .own_tiles_dim = 256},
-    {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share, .own_tiles_dim = 256},
+    {.role = Role::decode, .name = "sm90_decode", .shares = kSm90.narrow_share},
+    {.role = Role::decode_wide, .name = "sm90_wide", .shares = kSm90.wide_share},
     {.role = Role::decode_cluster, .name = "sm90_cluster", .shares = {.least = 1, .whole = 0}},
-    {.role = Role::prefill,
-     .name = "sm90_prefill",
-     .blocks_per_unit = 2,
-     .matrix_rows = kSm90.prefill_pair * PrefillTile::kGroupRows,
-     .own_tiles_dim = 256,
-     .rounds_weights = true,
-     .f16_weights_over_codes = true}};
-/// Source: docs/lab/2026-11-22-hopper-decode.md and hopper-prefill.md (H200), 2026-11-26-predicted.md (H100). A wrong value makes
-/// a predicted time wrong, no plan. Those of clusters and of prefill at head_dim 64 on an H200 are an H100's: none was timed
-/// there. The row for 512 counts 128 rows a tile, which each block of a pair has.
-constexpr BodyCosts kSm90Costs[] = {
-    {&kH200, Role::decode, Codes::none, 0, 3.28, 1.13, 0.556, 14.2, 20, 0.3, 1.2, 0.973},
-    {&kH200, Role::decode, Codes::fp8, 0, 2.07, 2.64, 0.631, 34.2, 19.8, 0.291, 0.862, 0.898},
-    {&kH200, Role::decode, Codes::none, 256, 4.42, 1.59, 0.6, 14.2, 20, 0.3, 1.4, 0.949},
-    {&kH200, Role::decode, Codes::fp8, 256, 3.37, 3.43, 0.633, 21.7, 19.8, 0.295, 1.39, 0.925},
-    {&kH200, Role::decode_wide, Codes::none, 0, 4.03, 1.62, 1.14, 11.8, 10.3, 0.105, 2.51, 0.93},
-    {&kH200, Role::decode_wide, Codes::fp8, 0, 5.72, 5.07, 0.603, 26.7, 9.47, 0.0957, 5.72, 0.9},
-    {&kH200, Role::decode_cluster, Codes::none, 0, 0.907, 0.53, 0.3, 14.2, 20, 0.3, 0.262, 0.91},
-    {&kH200, Role::decode_cluster, Codes::fp8, 0, 0.873, 0.467, 0.2, 32.3, 19.8, 0.291, 0.286, 0.62},
-    {&kH200, Role::prefill, Codes::none, 0, 2.04, 3.11, 0, 0, 21.9, 0.213, 24.9, 0.596},
-    {&kH200, Role::prefill, Codes::none, 64, 14.5, 4.11, 0, 0, 15.6, 0.242, 17.3, 0.796},
-    {&kH200, Role::prefill, Codes::none, 256, 15.1, 2.73, 0, 0, 16.4, 0.3, 3, 0.42},
-    {&kH200, Role::prefill, Codes::fp8, 0, 4.37, 6, 0, 0, 5.83, 0.342, 3, 0.42},
-    {&kH200, Role::prefill, Codes::fp8, 256, 15.9, 2.89, 0, 0, 18.1, 0.429, 3, 0.42},
-    {&kH100, Role::decode, Codes::none, 0, 3.11, 2.43, 0.556, 14.2, 20, 0.3, 1.38, 0.973},
-    {&kH100, Role::decode, Codes::fp8, 0, 3.4, 4.12, 0.561, 32.3, 19.8, 0.291, 0.854, 0.953},
-    {&kH100, Role::decode, Codes::none, 256, 7.26, 1.96, 0.6, 14.2, 20, 0.3, 3.02, 1},
-    {&kH100, Role::decode, Codes::fp8, 256, 4.17, 4.05, 0.633, 21.7, 19.8, 0.295, 1.39, 0.934},
-    {&kH100, Role::decode_wide, Codes::none, 0, 3.92, 1.59, 1.66, 11.4, 10.2, 0.104, 2.47, 0.93},
-    {&kH100, Role::decode_wide, Codes::fp8, 0, 5.84, 5.3, 0.615, 28, 9.56, 0.0965, 5.81, 0.9},
-    {&kH100, Role::decode_cluster, Codes::none, 0, 0.907, 0.53, 0.3, 14.2, 20, 0.3, 0.262, 0.91},
-    {&kH100, Role::decode_cluster, Codes::fp8, 0, 0.873, 0.467, 0.2, 32.3, 19.8, 0.291, 0.286, 0.62},
-    {&kH100, Role::prefill, Codes::none, 0, 13.7, 2.46, 0, 0, 22.7, 0.224, 17.3, 0.796},
-    {&kH100, Role::prefill, Codes::none, 64, 14.5, 4.11, 0, 0, 15.6, 0.242, 17.3, 0.796},
-    {&kH100, Role::prefill, Codes::none, 256, 19.9, 3.07, 0, 0, 14.9, 0.3, 3, 0.42},
-    {&kH100, Role::prefill, Codes::none, 192, 4.57, 5.37, 0, 0, 20.6, 0.224, 13.5, 0.908, 128},
-    {&kH100, Role::prefill, Codes::none, 512, 27.4, 2.05, 0, 0, 18.6, 0.702, 3.36, 0.834},
-    {&kH100, Role::prefill, Codes::fp8, 0, 2.2, 7.33, 0, 0, 5.15, 0.342, 3, 0.42},
-    {&kH100, Role::prefill, Codes::fp8, 256, 15.7, 2.86, 0, 0, 18.1, 0.429, 3, 0.42},
-};
-/// Source: bench/results/h100-wide-and-masks.json. Trees are not here: the shortest takes 1.6 times as long as these costs say.
-constexpr ShapedMask kSm90Masks[] = {{&kH100, Role::prefill, 128, Shape::chunk},
-                                     {&kH100, Role::prefill, 128, Shape::prefix},
-                                     {&kH100, Role::prefill, 128, Shape::spans}};
+    {.role = Role::prefill, .name = "sm90_prefill", .rounds_weights = true, .f16_weights_over_codes = true}};
 constexpr GpuTraits kSm90Traits = {.lists = sm90_lists,
                                    .instead = sm90_instead,
                                    .decode_reason = sm90_decode_reason,
                                    .bodies = kSm90Bodies,
-                                   .costs = kSm90Costs,
-                                   .masks = kSm90Masks,
                                    .units_beside = sm90_units_beside};
 
 }  // namespace

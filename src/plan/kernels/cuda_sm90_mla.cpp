@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "plan/device_costs.h"
 #include "plan/device_lists.h"
 #include "plan/kernels/generic.h"
 #include "plan/kernels/refusals.h"
@@ -62,15 +61,8 @@ std::vector<DeviceList> mla_lists(const Plan& plan) {
   return {list};
 }
 
-constexpr Body kMlaBodies[] = {
-    {.role = Role::rows, .name = "sm90_mla", .run_tokens = kMla.copied_tokens, .rounds_weights = true}};
-/// Source: bench/results/h100-mla-decode.json, and h100-sparse.json for single tokens (docs/lab/2026-11-26-predicted.md). A wrong
-/// value makes a predicted time wrong, no plan.
-constexpr BodyCosts kMlaCosts[] = {
-    {&kH100, Role::rows, Codes::none, 576, 14, 6.89, 1.68, 0, 0, 0, 4, 0.795, 512},
-    {&kH100, Role::rows, Codes::none, 576, 12, 2.97, 5.87, 0, 0, 0, 5, 0.8, 512, PageRows::single},
-};
-constexpr GpuTraits kMlaTraits = {.lists = mla_lists, .instead = generic_instead, .bodies = kMlaBodies, .costs = kMlaCosts};
+constexpr Body kMlaBodies[] = {{.role = Role::rows, .name = "sm90_mla", .rounds_weights = true}};
+constexpr GpuTraits kMlaTraits = {.lists = mla_lists, .instead = generic_instead, .bodies = kMlaBodies};
 
 }  // namespace
 
