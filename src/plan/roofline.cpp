@@ -15,9 +15,8 @@ struct DeviceCeilings {
   double bytes_per_second, flops_per_second;
 };
 
-/// Sources: reading of an H200 bench/results/h200-attend.json (64 decode rows of 32k, faster than a plain read, 4.604e12), products
-/// h200-sidebyside.json at c1717862; of an H100 h100-attend.json and h100-peers-c33f48cc.json.
-/// products h200-sidebyside.json; of an H100 h100-attend.json and h100-peers-c33f48cc.json.
+/// Sources, bench/results: of an H200 h200-attend.json (64 decode rows of 32k, faster than a plain read, 4.604e12) and
+/// h200-sidebyside.json (at c1717862); of an H100 h100-attend.json and h100-peers-c33f48cc.json.
 constexpr DeviceCeilings kCeilings[] = {{"H200", "NVIDIA H200", 90, 4.62e12, 797e12},
                                         {"H100", "NVIDIA H100 80GB HBM3", 0, 3.131e12, 787e12}};
 
