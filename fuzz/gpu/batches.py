@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random valid batches: make(seed) is one, with every field of docs/design.md section 1 now and then.
+"""Random valid batches: make(seed) is one, with every field of docs/reference/fields.md now and then.
 
 Only what some row sees is there: pages that no row needs have wild entries in the table, and slots, new rows and scales that no row sees
 are NaN. Stages draw from generators of their own, so that leaving out a field (`without`) changes nothing else.
