@@ -4,7 +4,7 @@
 * Pages that live outside docs/ (CHANGELOG.md, CONTRIBUTING.md) are shown under the names in OUTSIDE.
 * The generated parts of docs/reference are filled in (site_reference.py).
 * A page that stands alone in the navigation (Home, Get started, Performance) has no column of its neighbours.
-* The search lists decisions and the lab notebook after the other pages.
+* The search lists decisions after the other pages.
 * A link to a file of the repository that is no page of the site becomes the file's path in code style: the site stands alone.
 """
 import os
@@ -62,7 +62,7 @@ def on_page_markdown(markdown, page, config, files):
     name = page.file.src_uri
     if page.parent is None:
         page.meta.setdefault("hide", ["navigation"])
-    if name.startswith(("decisions/", "lab/")):
+    if name.startswith("decisions/"):
         page.meta.setdefault("search", {"boost": 0.2})
     markdown = rewritten(markdown, ROOT / OUTSIDE[name] if name in OUTSIDE else DOCS / name, name)
     return site_reference.filled(markdown)

@@ -13,7 +13,7 @@ Without --kernel every role of the planned kernels is asked (ROLES: those of cud
 exact weights. --kernel NAME: prompts and decode rows by that kernel; all: by cuda_mma and cuda_generic, too. --role: roles with that word.
 
 --long: sequences of 2147483647 keys, all pages of which are one page in memory. Such a call has to end. Its error is written down and not
-judged: tensor cores cut sums off, by up to n 2^-24 after n products (docs/lab/2026-11-27-cuda-mma-prefill.md).
+judged: tensor cores cut sums off, by up to n 2^-24 after n products.
 """
 
 from __future__ import annotations

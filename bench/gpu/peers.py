@@ -18,7 +18,7 @@ before and after the timing. An output that is wrong, or a library that refuses,
 --joules SECONDS: each caller's graph is replayed for so long once more, and the card's energy counter is read before and after (NVML,
 nvmlDeviceGetTotalEnergyConsumption; needs nvidia-ml-py). The counter moves every 20 to 100 ms: less than a second says little.
 
-The format is that of bench/results/h200-sidebyside.json, which tools/draw_performance.py draws.
+The format is that of bench/results/h100-peers-c33f48cc.json, which tools/draw_performance.py draws.
 """
 
 from __future__ import annotations

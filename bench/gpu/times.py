@@ -4,7 +4,7 @@ are none of the other.
 
   1  conformance.py on random lines of a fresh seed      -> OUT/conformance.json
   2  attend_cuda --check: repeats, replays, infinities   -> OUT/replay.json
-  3  attend_cuda on every line of targets.json           -> OUT/attend.json
+  3  attend_cuda on every line of times.txt              -> OUT/attend.json
 
 Exit 1, and no step 3, if 1 or 2 found anything; exit 1 also if an output that was timed differs from cuda_generic's or from itself.
 --quick: of step 1 only the random lines of cuda_sm90, 60 of each kind. Steps take about 300, 1 and 45 s; --quick: 60 for the first.
@@ -21,7 +21,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import targets
 from timing import save
 
 HERE = Path(__file__).resolve().parent
@@ -79,6 +78,22 @@ def attend(args, words: "list[str]") -> dict:
     return json.loads(text)
 
 
+def words(tables: "list[str]") -> "list[str]":
+    """Arguments of attend_cuda for the lines of these tables of times.txt, in its order."""
+    found, kernel = [], ""
+    for row in (HERE / "times.txt").read_text(encoding="utf-8").splitlines():
+        if row.startswith("#"):
+            continue
+        of, how, line = (field.strip() for field in row.split("|"))
+        if not set(of.split(",")) & set(tables):
+            continue
+        asked = " ".join(word for word in how.split() if word != "fresh")
+        found += ["--kernel", asked] if asked != kernel else []
+        found += ["--key-value", line] if "fresh" in how else [line]
+        kernel = asked
+    return found
+
+
 def bad_checks(report: dict) -> "list[str]":
     """Lines of step 2 with any answer but yes, and lines that no output depended on."""
     asked = ("repeats_equal", "replay_agrees", "infinite_value_agrees")
@@ -95,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, required=True, help="the program of the build")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--without-notes", action="store_true")
-    parser.add_argument("--tables", default="decode,prefill,others", help="of targets.json")
+    parser.add_argument("--tables", default="decode,prefill,others", help="of times.txt")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--limit", type=float, default=0.0, help="seconds")
 
@@ -118,7 +133,7 @@ def run(args, conforms=conformance_passes, ask=attend) -> int:
         say(f"NOT TIMED: conformance {'passes' if passes else 'FAILS'}; --check fails on {len(wrong)} lines: {wrong}")
         return 1
     say("times")
-    timed = ask(args, targets.words(targets.load_cases(), args.tables.split(",")))
+    timed = ask(args, words(args.tables.split(",")))
     timed["correctness"] = {"seed": args.seed, "conformance": "quick" if args.quick else "whole", "passed": True}
     save(out / "attend.json", timed)
     wrong = bad_times(timed)
@@ -160,6 +175,9 @@ def self_test() -> "list[str]":
         missed.append(f"results of a run that was stopped: {cut}")
     if results_so_far('{"results": [\n  {"line": "a", "us": 1},\n  {"line": "b", "u')["results"] != [{"line": "a", "us": 1}]:
         missed.append("half a line is no result")
+    asked = words(["prefill"])
+    if asked.count("--key-value") != 2 or "--kernel" in asked or words(["others"]).count("--kernel") < 2 or words(["none"]):
+        missed.append("lines of times.txt are asked in another way, or in another table")
     if within(0.2, ["sh", "-c", "echo begun; sleep 5"]) != (None, "begun\n") or within(None, ["sh", "-c", "exit 3"])[0] != 3:
         missed.append("a command that takes too long")
     return missed
