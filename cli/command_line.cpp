@@ -128,10 +128,7 @@ void add_explain(CLI::App& app, ExplainArgs& args, CallFiles& files) {
   command->add_option("--device", args.device, "plan for this device (see `quire devices`); default: this machine")
       ->type_name("NAME");
   add_kernel(command, args.kernel);
-  command->add_option("--as", args.as, "answer for another system: vllm (2026-01, AMD GPUs)")
-      ->type_name("SYSTEM")
-      ->check(one_of({"vllm"}));
-  command->add_flag("--all", args.all, "answer for every known device, or every vLLM architecture");
+  command->add_flag("--all", args.all, "answer for every known device");
   command->add_flag("--batch-invariant", args.batch_invariant,
                     "plan so that a request's bits do not depend on the rest of the batch");
   command->add_flag("--exact-weights", args.exact_weights, "plan with softmax weights in f32 precision in every row");

@@ -26,9 +26,8 @@ Report run_check(const CheckArgs& args, const Terminal& terminal);
 
 struct ExplainArgs {
   Words input;
-  std::string device;  ///< empty = this machine (or every architecture with as = "vllm")
+  std::string device;  ///< empty = this machine
   std::string kernel;
-  std::string as;  ///< empty or "vllm"
   bool all = false;
   bool batch_invariant = false;
   bool exact_weights = false;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// quire explain: which kernel serves a problem, here, on a named device, or in vLLM, and why.
+// quire explain: which kernel serves a problem, here or on a named device, and why.
 #include <algorithm>
 
 #include "commands.h"
 #include "quire/plan.hpp"
-#include "quire/predict.hpp"
 #include "quire/roofline.hpp"
 #include "suggest.h"
 #include "text/formatted.h"
@@ -96,27 +95,6 @@ Report explain_quire(const ExplainArgs& args, const Problem& problem, const std:
   return report;
 }
 
-Report explain_vllm(const ExplainArgs& args, const Problem& problem) {
-  if (!args.kernel.empty()) return Report::usage("--kernel names a kernel of Quire and has no meaning with --as vllm");
-  const bool every = args.all || args.device.empty();
-  Report report;
-  Json list = Json::array();
-  for (const std::string& arch : every ? vllm_archs() : std::vector<std::string>{args.device}) {
-    const Result<VllmChoice> choice = explain_as_vllm(problem, arch);
-    if (!choice.ok()) return Report::failure(choice.status(), did_you_mean(arch, vllm_archs()));
-    if (!report.text.empty()) report.text += "\n";
-    report.text += printable(choice->text);
-    list.push_back({{"arch", arch},
-                    {"prefill_kernel", choice->prefill_kernel},
-                    {"decode_kernel", choice->decode_kernel},
-                    {"failed", choice->failed},
-                    {"notes", choice->notes}});
-  }
-  report.json = {
-      {"schema", "quire.explain_vllm/1"}, {"ok", true}, {"exit_code", kOk}, {"problem", to_string(problem)}, {"choices", list}};
-  return report;
-}
-
 }  // namespace
 
 Report run_explain(const ExplainArgs& args, const Terminal&) {
@@ -124,11 +102,9 @@ Report run_explain(const ExplainArgs& args, const Terminal&) {
   if (!problem.ok()) return Report::failure(problem.status());
   std::string said;
   if (!args.lists.empty()) {
-    if (!args.as.empty()) return Report::usage("--lists does not go with --as");
     problem = problem_of_lists_asked_for(args.lists, problem.value(), said);
     if (!problem.ok()) return Report::failure(problem.status());
   }
-  if (args.as == "vllm") return explain_vllm(args, problem.value());
   const std::vector<std::string> names = kernel_names();
   const bool known = args.kernel.empty() || std::find(names.begin(), names.end(), args.kernel) != names.end();
   if (!known)

@@ -44,6 +44,4 @@ std::vector<std::string> rule_ids() {
   return ids;
 }
 
-std::vector<std::string> vllm_archs() { return {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"}; }
-
 }  // namespace quire::cli

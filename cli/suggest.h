@@ -11,10 +11,9 @@ namespace quire::cli {
 /// "did you mean 'explain'?" for the nearest of `known`, or "" if none is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
 
-/// Hints for a device, kernel, architecture or rule name that does not exist.
+/// Hints for a device, kernel or rule name that does not exist.
 std::vector<std::string> device_names();
 std::vector<std::string> kernel_names();
 std::vector<std::string> rule_ids();
-std::vector<std::string> vllm_archs();
 
 }  // namespace quire::cli

@@ -13,7 +13,6 @@
 #include "quire/page_pool.hpp"
 #include "quire/devices.hpp"
 #include "quire/plan.hpp"
-#include "quire/predict.hpp"
 #include "quire/roofline.hpp"
 #include "quire/executor.hpp"
 #include "quire/interrupt.hpp"

@@ -68,7 +68,6 @@ from quire._quire import (
     SoakResult,
     Suspicion,
     Verdict,
-    VllmChoice,
 )
 from quire._quire import version as __version__
 from quire.errors import (
@@ -177,7 +176,6 @@ __all__ = [
     "Suspicion",
     "UnsupportedError",
     "Verdict",
-    "VllmChoice",
     "__version__",
     "append",
     "attend",

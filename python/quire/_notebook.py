@@ -41,7 +41,7 @@ def _case(case: Any) -> dict[str, Any]:
 
 def show_in_notebooks(names: Mapping[str, Any]) -> None:
     """names: of the package, which has the classes below; a build with attention only lacks some."""
-    for name in ("Comparison", "Explanation", "VllmChoice", "Verdict", "Findings"):
+    for name in ("Comparison", "Explanation", "Verdict", "Findings"):
         names[name]._repr_html_ = _text
     for name, numbers in (("PagePool", _pool), ("SlotLedger", _ledger), ("Reference", _reference), ("Case", _case)):
         names[name]._repr_html_ = _table(numbers)

@@ -11,7 +11,6 @@
 #include "case.hpp"
 #include "errors.hpp"
 #include "executor.hpp"
-#include "quire/predict.hpp"
 #include "types.hpp"
 #include "without_gil.hpp"
 
@@ -27,7 +26,6 @@ using quire::PlanSettings;
 using quire::Problem;
 using quire::ProblemLine;
 using quire::Refusal;
-using quire::VllmChoice;
 
 void check_bound(std::int64_t bound, const std::string& name) {
   if (bound < 0)
@@ -71,12 +69,11 @@ Problem problem_from(nb::handle source, const PyCache* cache, const PyOptions* o
   return quire::problem_of(b, c, o);
 }
 
-nb::object explain(nb::handle source, const std::optional<std::string>& device, const std::optional<std::string>& kernel,
-                   bool as_vllm, const PyCache* cache, const PyOptions* options) {
+Explanation explain(nb::handle source, const std::optional<std::string>& device, const std::optional<std::string>& kernel,
+                    const PyCache* cache, const PyOptions* options) {
   const Problem problem = problem_from(source, cache, options);
-  if (as_vllm) return nb::cast(unwrap(quire::explain_as_vllm(problem, device.value_or("gfx942"))));
   const Device where = device ? unwrap(quire::find_device(*device)) : quire::host_device();
-  return nb::cast(quire::explain(problem, where, {.kernel = kernel.value_or("")}));
+  return quire::explain(problem, where, {.kernel = kernel.value_or("")});
 }
 
 bool runs_here(const Kernel& kernel) {
@@ -175,15 +172,6 @@ void bind_explanation(nb::module_& m) {
         return "<Explanation " + (e.chosen.empty() ? "no kernel" : std::string(e.chosen)) + " for " +
                quire::to_string(e.problem) + ", " + std::to_string(e.refusals.size()) + " refused>";
       });
-  nb::class_<VllmChoice>(m, "VllmChoice", "Which kernels vLLM would run on an AMD GPU, and why; str() is the text for people.")
-      .def_ro("prefill_kernel", &VllmChoice::prefill_kernel)
-      .def_ro("decode_kernel", &VllmChoice::decode_kernel)
-      .def_ro("failed", &VllmChoice::failed)
-      .def_ro("notes", &VllmChoice::notes)
-      .def_ro("text", &VllmChoice::text)
-      .def("__str__", [](const VllmChoice& v) { return v.text; })
-      .def("__repr__",
-           [](const VllmChoice& v) { return "<VllmChoice prefill=" + v.prefill_kernel + " decode=" + v.decode_kernel + ">"; });
   nb::class_<ProblemLine>(m, "ProblemLine", "A parsed problem line; str() is the canonical text.")
       .def_ro("seed", &ProblemLine::seed)
       .def_ro("num_pages", &ProblemLine::num_pages)
@@ -215,16 +203,15 @@ On a GPU no tensor is read and nothing waits: the plan is made from upper bounds
 (0 = not given), and lists them in its assumptions.
 
 Raises ContractError (a broken rule) or UnsupportedError (no kernel takes it; all refusals in the text).)");
-  m.def("explain", &explain, nb::arg("problem"), nb::arg("device") = nb::none(), nb::arg("kernel") = nb::none(),
-        nb::arg("as_vllm") = false, nb::kw_only(), nb::arg("cache") = nb::none(), nb::arg("options") = nb::none(),
+  m.def("explain", &explain, nb::arg("problem"), nb::arg("device") = nb::none(), nb::arg("kernel") = nb::none(), nb::kw_only(),
+        nb::arg("cache") = nb::none(), nb::arg("options") = nb::none(),
         nb::sig(
             "def explain(problem: str | ProblemLine | Batch | Case | Plan, device: str | None = None, kernel: str | None = None, "
-            "as_vllm: bool = False, *, cache: KVCache | None = None, options: Options | None = None) "
-            "-> Explanation | VllmChoice"),
+            "*, cache: KVCache | None = None, options: Options | None = None) -> Explanation"),
         R"(Which kernel takes a problem, and why every other one refused.
 
 problem: a problem line (text), a Batch (then give cache= and options=), a Case or a Plan. device: a name of devices(); None =
-this machine. as_vllm=True answers for vLLM on an AMD GPU (device gfx90a, gfx942, gfx950, gfx1100 or gfx1201).)");
+this machine.)");
 }
 
 }  // namespace quire_python

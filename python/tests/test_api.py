@@ -212,13 +212,6 @@ def test_explain():
         quire.explain(LINE, device="sm12")
 
 
-def test_explain_as_vllm():
-    choice = quire.explain("q=f16 kv=f16 heads=64:64 d=128 page=32 layout=packed reqs=880@430,1@929", "gfx942", as_vllm=True)
-    assert choice.decode_kernel == "paged_attention_rocm" and "gfx942" in str(choice)
-    choice = quire.explain("q=f16 kv=f16 heads=64:64 d=128 page=32 layout=packed reqs=1@929 window=16", "gfx1100", as_vllm=True)
-    assert choice.decode_kernel == "kernel_paged_attention_2d" and len(choice.failed) >= 3
-
-
 def test_problem_lines():
     line = quire.parse_problem_line(LINE)
     assert quire.parse_problem_line(str(line)).num_tokens == line.num_tokens == 69 and line.seed == 4

@@ -66,7 +66,7 @@ def captures(tmp_path):
 
 COMMANDS = {
     "check": (["check", LINE], 0), "check broken": (["check", "broken"], 1), "explain": (["explain", LINE, "--all"], 0),
-    "explain h200": (["explain", LINE, "--device", "h200"], 0), "explain vllm": (["explain", LINE, "--as", "vllm"], 0), "run": (["run", LINE], 0),
+    "explain h200": (["explain", LINE, "--device", "h200"], 0), "run": (["run", LINE], 0),
     "run a capture": (["run", "wrong"], 1), "run broken": (["run", "broken"], 1), "run, not verified": (["run", LINE, "--no-verify"], 0),
     "diagnose right": (["diagnose", "right"], 0), "diagnose wrong": (["diagnose", "wrong"], 1), "diagnose NaN": (["diagnose", "nan"], 1),
     "diagnose broken": (["diagnose", "broken"], 1), "verify": (["verify", "--line", LINE], 0), "soak": (["verify", "--soak", "0.02"], 0),

@@ -245,10 +245,9 @@ def test_everything_has_a_repr():
     found = quire.compare(out, None, expected)
     case_lse = quire.diagnose(captured(case, out))
     verdict = quire.verify("cpu_generic", matrices=[], lines=[LINE], power=False)
-    vllm = quire.explain(LINE.replace("f32", "f16"), "gfx942", as_vllm=True)
     objects = [
         case, case.batch, case.cache, case.options, expected, found, found.worst, case_lse, case_lse.suspicions[0], verdict,
-        verdict.cases[0], verdict.cases[0].checks[0], vllm, quire.explain(LINE), quire.PagePool(4),
+        verdict.cases[0], verdict.cases[0].checks[0], quire.explain(LINE), quire.PagePool(4),
         quire.SlotLedger(4, 4), quire.plan(case.batch, case.cache), quire.check(case.batch, case.cache), quire.rules()[0],
     ]  # fmt: skip
     for thing in objects:

@@ -62,7 +62,7 @@ def test_hand_written_signatures_take_what_they_say():
     nowhere = np.full(3, -1, np.int64)
     tags = {"ledger": None, "request_ids": None, "positions": None}
     quire.append(cache=c, key=new, value=new, slot_mapping=nowhere, dtype=None, stream=None, **tags)
-    quire.explain(problem=b, device=None, kernel=None, as_vllm=False, cache=c, options=o)
+    quire.explain(problem=b, device=None, kernel=None, cache=c, options=o)
     _quire.bits(array=b.query, name="query", dtype=None)
 
 

@@ -149,7 +149,6 @@ TEST(Commands, Goldens) {
         "sm90"}},
       {"explain_shared", {"explain", "q=bf16 heads=32:8 d=128 page=16 reqs=256x1@8703 share=512", "--device", "sm90"}},
       {"explain_not_shared", {"explain", "q=bf16 heads=32:8 d=128 page=16 reqs=2x1@90 share=5", "--device", "sm90"}},
-      {"explain_vllm", {"explain", kProblem, "--as", "vllm"}},
       {"run", {"run", kProblem}},
       {"run_repeat", {"run", kProblem, "--repeat", "3", "--threads", "1", "--batch-invariant"}},
       {"run_no_verify", {"run", kProblem, "--no-verify"}},
@@ -375,7 +374,6 @@ TEST(Json, EveryKeyIsDocumented) {
   const std::string page = slurp(std::string(QUIRE_SOURCE_DIR) + "/docs/reference/cli.md");
   const std::vector<std::vector<std::string>> runs = {{"check", broken},
                                                       {"explain", kProblem, "--all"},
-                                                      {"explain", kProblem, "--as", "vllm", "--device", "gfx942"},
                                                       {"run", path},
                                                       {"run", broken},
                                                       {"capture", kProblem, "-o", folder / "c.safetensors"},
