@@ -5,7 +5,8 @@ Python and the shell, here and on the other pages, is run by check_pages.py.
 
 usage: check_readme.py cpp FILE         write the C++ example to FILE
        check_readme.py expect LANG CMD  run CMD and compare its output with the text block that follows the LANG example
-       check_readme.py links            every relative link of a Markdown page, and every page that a source file names, is there
+       check_readme.py links            every relative link of a Markdown page, and every page that a source file names, is there; and
+                                        every file of bench/results is named by a page, a test, a tool or a source file
        check_readme.py columns          no line of prose, and no row of a table, is longer than 120 columns
        check_readme.py --self-test      plant faults in copies and demand that they are noticed
 """
@@ -62,6 +63,13 @@ def unknown_pages(root: Path, files: "list[Path]") -> "list[str]":
     return found
 
 
+def unread_results(root: Path, readers: "list[Path]") -> "list[str]":
+    """Files of bench/results that nobody names: a result is kept for the page, test or chart that states its figures."""
+    texts = [reader.read_text(encoding="utf-8", errors="replace") for reader in readers]
+    return [f"{file.relative_to(root)}: no page, test, tool or source file names it"
+            for file in sorted(root.glob("bench/results/*")) if not any(file.name in text for text in texts)]
+
+
 def long_lines(root: Path, pages: "list[Path]") -> "list[str]":
     """Lines of prose and rows of tables beyond the last column. Headings, code, pictures and parts that a test writes are none; `code`
     within a line is not broken."""
@@ -96,6 +104,12 @@ def self_test() -> "list[str]":
             problems.append(f"{what} {'went unnoticed' if wrong else 'was refused'}")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "page.md"
+        (Path(scratch) / "bench/results").mkdir(parents=True)
+        for name in ("read.json", "unread.json"):
+            (Path(scratch) / "bench/results" / name).touch()
+        file.write_text("[figures](bench/results/read.json)", encoding="utf-8")
+        if unread_results(Path(scratch), [file]) != ["bench/results/unread.json: no page, test, tool or source file names it"]:
+            problems.append("a result that nobody reads went unnoticed, or one that is read was refused")
         file.write_text("[here](page.md) [web](https://example.org) [CI](../../actions/x) [gone](gone.md)\n", encoding="utf-8")
         if broken_links(Path(scratch), [file]) != ["page.md: link to gone.md, which does not exist"]:
             problems.append("a broken link went unnoticed, or a good one was refused")
@@ -119,6 +133,8 @@ def main(arguments: "list[str]") -> int:
         problems = compare(arguments[2:], example(page, arguments[1])[1])
     elif arguments == ["links"]:
         problems = broken_links(ROOT, markdown_pages()) + unknown_pages(ROOT, source_files())
+        programs = [path for folder in ("tests", "tools", "bench") for path in ROOT.glob(f"{folder}/**/*") if path.suffix in (".py", ".cpp", ".txt")]
+        problems += unread_results(ROOT, markdown_pages() + source_files() + programs)
     elif arguments == ["columns"]:
         made = [ROOT / "docs" / name for name in MADE]
         problems = long_lines(ROOT, [page for page in markdown_pages() if page not in made])
