@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Completion scripts are made from the parser itself, so that no option can be missing from them.
-#include "commands.h"
+#include <CLI/CLI.hpp>
 
+#include "commands.h"
 #include "text/formatted.h"
 
 namespace quire::cli {

@@ -3,12 +3,9 @@
 # a group of files, which takes a third of the CPU time (docs/decisions/0021). The groups are those of every build, so that a name which
 # two files of a group give to different things is noticed where it is written.
 option(QUIRE_UNITY "Compile the files of a folder in groups; OFF: one by one, for clang-tidy" ON)
-# Files of a folder in one group. Builds for use have larger ones: the same headers and templates once more are 3 s of CPU time.
-# Developers compile a group again after each change of a file in it.
+# Files of a folder in one group. Every build has the same number: a larger one in builds for use hid that two files of a folder had
+# given one name to different things, which no test saw. Developers compile a group again after each change of a file in it.
 set(QUIRE_UNITY_GROUP 12)
-if(QUIRE_USERS_BUILD)
-  set(QUIRE_UNITY_GROUP 30)
-endif()
 
 # quire_unity_group(LIST ROOT NAME FILE...): replaces the files in LIST by files that include them, up to QUIRE_UNITY_GROUP each. The names in
 # those files are relative to ROOT, which must be an include folder of the target: ccache serves other folders' builds then.

@@ -42,6 +42,12 @@ Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const
   return batch::caught("prepare");
 }
 
+Status attention::attend_part(const gpu::Call& part, const AttendOptions& attend_options) {
+  const auto& [plan, batch, cache, options, workspace] = part;
+  if (vendor_of(batch.query.memory) != nullptr) return quire::attend(plan, batch, cache, options, workspace, attend_options);
+  return cpu::attend(plan, batch, cache, options, workspace, attend_options, /*checked=*/true);
+}
+
 Status attention::attend_beside(const gpu::Call& longer, const gpu::Call& shorter, const AttendOptions& attend_options) {
   return gpu::attend_beside(*vendor_of(longer.batch.query.memory), longer, shorter, attend_options);
 }

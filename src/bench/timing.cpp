@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include <sys/resource.h>
+#include <time.h>
 
 namespace quire::bench_detail {
 namespace {

@@ -140,8 +140,9 @@ Status run_levels(const Cascade& c, const Pieces& pieces, const KVCache& cache, 
     if (level.beside) continue;
     if (level.own && waits != c.levels.end())
       return run_beside(c, static_cast<std::size_t>(waits - c.levels.begin()), pieces, cache, options, how);
+    const Batch part = pieces.batch(l);
     const Options own = cascade::options_of(level, options);
-    if (Status s = attend(level.plan, pieces.batch(l), cache, own, pieces.workspace(l), how); !s.ok()) return s;
+    if (Status s = attention::attend_part({level.plan, part, cache, own, pieces.workspace(l)}, how); !s.ok()) return s;
     if (attend_options.rows != nullptr) attend_options.rows->insert(attend_options.rows->end(), counts.begin(), counts.end());
   }
   return {};

@@ -2,6 +2,7 @@
 // Parts of the targets that are our own kernels, and attend_sparse() as a target.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <span>

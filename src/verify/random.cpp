@@ -239,6 +239,7 @@ void bound_work(Problem& p, std::int64_t most) {
     r.shift /= 2;
     r.cached_len = std::max({r.context_len, r.seq_len() - fresh, std::int64_t{0}});
     if (r.context_len < 0) r.context_len = std::max(r.context_len, -r.query_len), r.cached_len = r.seq_len();
+    r.tree_len = std::min(r.tree_len, r.seq_len());
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "cascade/levels.h"
 #include "quire/capture.hpp"
@@ -74,6 +75,24 @@ TEST(AttendCascade, TakesTablesNarrowerThanRequestsAreLong) {
       static_cast<std::int32_t*>(lens.data)[request] = static_cast<std::int32_t>(seq_len);
     EXPECT_EQ(run(c, levels), "") << line;
   }
+}
+
+// Keys of a request's own, cut out of its table, may look like int64 ids read as int32 (Q-T05), though the whole table does not.
+TEST(AttendCascade, PartsOfASoundTableAreNotGuessedAt) {
+  const Case c = case_of("q=f32 kv=f32 heads=2:1 d=16 page=1 index=i32 reqs=2x1@6 seed=3");
+  constexpr std::int32_t kPages[2][7] = {{5, 9, 1, 0, 3, 0, 2}, {5, 9, 4, 0, 6, 0, 7}};
+  for (std::int64_t r = 0; r < 2; ++r) {
+    for (std::int64_t column = 0; column < 7; ++column)
+      static_cast<std::int32_t*>(c.batch.block_table.data)[r * c.batch.block_table.stride[0] + column] = kPages[r][column];
+    static_cast<std::int32_t*>(c.batch.slot_mapping.data)[r] = kPages[r][6];
+  }
+  std::mt19937 random(1);
+  for (const Tensor* t : {&c.cache.k, &c.cache.v})  // pages that the case did not use hold NaN
+    for (std::int64_t i = 0; i < t->shape[0] * t->stride[0]; ++i)
+      static_cast<float*>(t->data)[i] = std::normal_distribution<float>()(random);
+  const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
+  ASSERT_TRUE(findings.ok()) << findings.status().message();
+  EXPECT_EQ(run(c, 2), "");
 }
 
 TEST(AttendCascade, EqualsFp64) {

@@ -88,7 +88,8 @@ class Model {
     const std::int64_t slot = pool_.slot(id, p).value();
     for (const auto& [other, state] : live_) {
       if (other == id) continue;
-      for (const auto page : pool_.block_table(other).value()) ASSERT_NE(page, slot / page_size_) << "a page with two writers";
+      const auto pages = pool_.block_table(other).value();
+      for (const auto page : pages) ASSERT_NE(page, slot / page_size_) << "a page with two writers";
     }
     cache_[static_cast<std::size_t>(slot)].assign(r.tokens.begin(), r.tokens.begin() + p + 1);
   }
