@@ -13,14 +13,13 @@ those are and why; exit 1 at any other report of any tool, and at an output that
 import argparse
 import collections
 import concurrent.futures
-import datetime
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import conformance
-from timing import save
+from timing import record, save
 
 # Decode: narrow tiles of 16 bits and fp8, of one KV head (long merges), wide ones in slices, head_dim 256; prefill: both kernels. Packed caches: rows of values of 16, 32 and 64 tokens.
 LINES = [
@@ -183,10 +182,8 @@ def main() -> int:
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         answers = list(pool.map(lambda one: ask(args, *one), asked))
     results = [{"line": " ".join(line), "tool": tool, **answer} for (tool, line), answer in zip(asked, answers)]
-    report = {"device": conformance.device(), "date": datetime.date.today().isoformat(), "commit": args.commit,
-              "method": "compute-sanitizer on attend_cuda --once", "ordered": {kind: by for kind, (_, _, by) in ORDERED.items()},
-              "results": results}
-    save(Path(args.out), report)
+    method, ordered = "compute-sanitizer on attend_cuda --once", {kind: by for kind, (_, _, by) in ORDERED.items()}
+    save(Path(args.out), record(args.commit, conformance.device(), method, results, ordered=ordered))
     for row in results:
         print(row["tool"], row["line"], "ok" if not row["others"] else row["others"][:3])
     return 1 if any(row["others"] for row in results) else 0
