@@ -60,6 +60,7 @@ struct Arguments {
   VerifyArgs verify;
   BenchArgs bench;
   BenchCompareArgs bench_compare;
+  std::string info;
   std::string rule;
   std::string shell;
 };
@@ -105,7 +106,7 @@ CLI::Option* add_output(CLI::App* command, const std::string& names, std::string
 }
 
 void add_kernel(CLI::App* command, std::string& kernel) {
-  command->add_option("--kernel", kernel, "force this kernel (see `quire kernels`)")->type_name("NAME");
+  command->add_option("--kernel", kernel, "force this kernel (see `quire info kernels`)")->type_name("NAME");
 }
 
 void add_check(CLI::App& app, CheckArgs& args, CallFiles& files) {
@@ -125,7 +126,7 @@ void add_check(CLI::App& app, CheckArgs& args, CallFiles& files) {
 void add_explain(CLI::App& app, ExplainArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("explain", "Say which kernel serves a problem and why every other one does not");
   add_input(command, args.input, files);
-  command->add_option("--device", args.device, "plan for this device (see `quire devices`); default: this machine")
+  command->add_option("--device", args.device, "plan for this device (see `quire info devices`); default: this machine")
       ->type_name("NAME");
   add_kernel(command, args.kernel);
   command->add_flag("--all", args.all, "answer for every known device");
@@ -286,14 +287,15 @@ void add_bench(CLI::App& app, BenchArgs& args, BenchCompareArgs& compare, CallFi
 }
 
 void add_lists(CLI::App& app, Arguments& args) {
-  app.add_subcommand("info", "Show this build, its devices, and which kernel would run on each of them and why");
+  CLI::App* info = app.add_subcommand("info", "Show this build, its devices, and which kernel would run on each of them and why");
+  info->add_option("WHAT", args.info, "devices (also those that `quire explain` knows by name) or kernels: a list of them")
+      ->type_name("")
+      ->check(one_of({"devices", "kernels"}));
   CLI::App* completions = app.add_subcommand("completions", "Print the completion script of a shell");
   completions->add_option("SHELL", args.shell, "bash, zsh or fish; e.g. source <(quire completions bash)")
       ->required()
       ->type_name("")
       ->check(one_of({"bash", "zsh", "fish"}));
-  app.add_subcommand("devices", "List this machine and the other devices that `quire explain` knows by name");
-  app.add_subcommand("kernels", "List the kernels of this build in order of preference");
   CLI::App* rules = app.add_subcommand("rules", "List the contract rules, or explain one");
   rules->add_option("id", args.rule, "a rule id such as Q-T03: statement, reason and example")->type_name("ID");
 }
@@ -396,10 +398,8 @@ Report dispatch(const CLI::App& app, const Arguments& args, const Terminal& term
   if (command == "verify") return run_verify(args.verify, terminal);
   if (command == "bench" && app.get_subcommand("bench")->got_subcommand("compare")) return run_bench_compare(args.bench_compare);
   if (command == "bench") return run_bench(args.bench, terminal);
-  if (command == "info") return run_info(terminal);
+  if (command == "info") return run_info(args.info, terminal);
   if (command == "completions") return print_completions(app, args.shell);
-  if (command == "devices") return run_devices(terminal);
-  if (command == "kernels") return run_kernels(terminal);
   return run_rules(args.rule, terminal);
 }
 

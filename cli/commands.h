@@ -132,9 +132,8 @@ struct BenchCompareArgs {
 Report run_bench_compare(const BenchCompareArgs& args);
 
 /// Reports this build, its devices, and the kernels that would run on each of them.
-Report run_info(const Terminal& terminal);
-Report run_devices(const Terminal& terminal);
-Report run_kernels(const Terminal& terminal);
+/// `what`: "devices", "kernels" or empty.
+Report run_info(const std::string& what, const Terminal& terminal);
 /// Reports all rules in one line each, or one rule in full.
 Report run_rules(const std::string& id, const Terminal& terminal);
 

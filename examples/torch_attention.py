@@ -4,7 +4,7 @@ import torch
 
 import quire
 
-device = "cuda" if torch.cuda.is_available() and quire.gpu_devices() else "cpu"
+device = "cuda" if torch.cuda.is_available() and quire.info.gpu_devices() else "cpu"
 k, v = torch.randn(2, 64, 16, 8, 128, dtype=torch.bfloat16, device=device)
 cache = quire.KVCache(k, v)
 batch = quire.Batch(

@@ -65,7 +65,7 @@ test_wheels() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check numpy ml_dtypes
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --find-links "$OUT/$kind" quire-attention
     say "$kind wheel on Python $version: $("$venv/bin/quire" --version)"
-    (cd "$venv" && bin/python -c 'import quire; print(quire.__file__, *(k.name for k in quire.kernels()))' && bin/quire info | sed -n 1,3p &&
+    (cd "$venv" && bin/python -c 'import quire; print(quire.__file__, *(k.name for k in quire.info.kernels()))' && bin/quire info | sed -n 1,3p &&
       bin/quire verify --quick | tail -n 1)
   done
 }

@@ -63,7 +63,7 @@ def has(need: str) -> bool:
         return importlib.util.find_spec(need) is not None
     import quire
 
-    return any(device.backend == "cuda" for device in quire.gpu_devices())
+    return any(device.backend == "cuda" for device in quire.info.gpu_devices())
 
 
 def program_of(blocks: "list[Block]") -> str:

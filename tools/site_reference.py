@@ -19,11 +19,11 @@ GROUPS = {
     "Judging a kernel": ["verify", "soak", "Verdict", "CaseResult", "CheckResult", "SoakResult"],
     "Cases and captures": ["make_case", "read_capture", "write_capture", "capture", "record", "Case", "ProblemLine"],
     "Pages": ["PagePool", "PoolStats", "PoolMemory"],
-    "What would run, and where": ["explain", "kernels", "devices", "gpu_devices", "host_device", "Explanation", "Kernel", "Device"],
+    "What would run, and where": ["explain", "Explanation"],
     "Errors": ["Error", "ArgumentError", "ContractError", "UnsupportedError", "OutOfPagesError", "OutOfMemoryError", "ParseError",
                "FileError", "DeviceError", "RankError", "InternalError"],
 }
-MODULES = ["quire.cascade", "quire.sparse", "quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
+MODULES = ["quire.info", "quire.cascade", "quire.sparse", "quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------------------

@@ -265,7 +265,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000, help="of the inputs; default: the clock's")
     args = parser.parse_args()
-    if not torch.cuda.is_available() or not quire.gpu_devices():
+    if not torch.cuda.is_available() or not quire.info.gpu_devices():
         print("host_cost.py: no GPU that this build has kernels for", file=sys.stderr)
         return 2
     commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()

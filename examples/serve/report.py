@@ -41,7 +41,7 @@ def report_of(server, arguments: argparse.Namespace, seconds: float, speed: Spee
     parts["model"] = working - sum(parts.values())
     return {
         "quire": quire.__version__,
-        "device": str(quire.host_device()),
+        "device": str(quire.info.host_device()),
         "settings": {k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(arguments).items()},
         "requests_finished": sum(t.request.state is State.DONE for t in server.tracks),
         "steps": len(server.steps),

@@ -162,7 +162,7 @@ def kernels_that_take(call: Call, backend: str, settings: dict[str, Any]) -> lis
 
 @functools.lru_cache(None)
 def kernels_of(backend: str) -> list[str]:
-    return [kernel.name for kernel in quire.kernels() if kernel.backend == backend and kernel.runs_here]
+    return [kernel.name for kernel in quire.info.kernels() if kernel.backend == backend and kernel.runs_here]
 
 
 def run(batch: Batch, library: Any, backend: str, fault: Fault | None = None, bind: bool = True, all_kernels: bool = True, append: bool = True) -> Result:

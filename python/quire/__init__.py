@@ -41,13 +41,11 @@ from quire._quire import (
     CaseResult,
     CheckResult,
     Comparison,
-    Device,
     Diagnosis,
     Explanation,
     Fault,
     Finding,
     Findings,
-    Kernel,
     KVCache,
     LedgerEntry,
     Mismatch,
@@ -91,7 +89,8 @@ from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify
 from quire.hooks import CaptureWarning, Recorder, capture, record
 
-# Wrong calls say which argument is wrong; the constructors of Batch and its like do so themselves.
+# Wrong calls say which argument is wrong; the constructors of Batch and its like do so themselves. quire.info is imported after
+# this call, so its functions do so, too.
 _explain_module(_quire)
 append = _quire.append
 attend = _quire.attend
@@ -101,14 +100,9 @@ bind = _quire.bind
 check = _quire.check
 compare = _quire.compare
 compare_caches = _quire.compare_caches
-devices = _quire.devices
 explain = _quire.explain
 faults = _quire.faults
 get_num_threads = _quire.get_num_threads
-gpu_devices = _quire.gpu_devices
-has_backend = _quire.has_backend
-host_device = _quire.host_device
-kernels = _quire.kernels
 make_case = _quire.make_case
 merge = _quire.merge
 merge_many = _quire.merge_many
@@ -123,6 +117,8 @@ rules = _quire.rules
 set_num_threads = _quire.set_num_threads
 synchronize = _quire.synchronize
 write_capture = _quire.write_capture
+from quire import info as info
+
 _show_constructors(Batch, KVCache, Options, PagePool, SlotLedger)
 _show_in_notebooks(globals())
 _logging.getLogger("quire").addHandler(_logging.NullHandler())
@@ -140,7 +136,6 @@ __all__ = [
     "Comparison",
     "ContractError",
     "DeviceError",
-    "Device",
     "Diagnosis",
     "Error",
     "Explanation",
@@ -150,7 +145,6 @@ __all__ = [
     "Findings",
     "InternalError",
     "KVCache",
-    "Kernel",
     "LedgerEntry",
     "Mismatch",
     "MutantResult",
@@ -186,17 +180,13 @@ __all__ = [
     "check",
     "compare",
     "compare_caches",
-    "devices",
     "distributed",
     "diagnose",
     "errors",
     "explain",
     "faults",
     "get_num_threads",
-    "gpu_devices",
-    "has_backend",
-    "host_device",
-    "kernels",
+    "info",
     "make_case",
     "merge",
     "merge_many",

@@ -194,7 +194,7 @@ void bind_plan(nb::module_& m) {
         nb::arg("exact_weights") = false,
         R"(Checks metadata and tables, then plans this batch for this machine. Plan once per step, use it for every layer.
 
-kernel forces a row of kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
+kernel forces a row of info.kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
 chunking. exact_weights: softmax weights keep f32's precision in every row; otherwise a kernel may round those of long chunks to the
 type of the query before they meet V, as FlashAttention does (Plan.rounds_weights says where). num_threads only balances work; 0 =
 set_num_threads(), or all cores.
@@ -210,8 +210,8 @@ Raises ContractError (a broken rule) or UnsupportedError (no kernel takes it; al
             "*, cache: KVCache | None = None, options: Options | None = None) -> Explanation"),
         R"(Which kernel takes a problem, and why every other one refused.
 
-problem: a problem line (text), a Batch (then give cache= and options=), a Case or a Plan. device: a name of devices(); None =
-this machine.)");
+problem: a problem line (text), a Batch (then give cache= and options=), a Case or a Plan. device: a name of
+info.devices(); None = this machine.)");
 }
 
 }  // namespace quire_python

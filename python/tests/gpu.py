@@ -11,6 +11,6 @@ except ImportError:
     torch = None
 
 needs_gpu = pytest.mark.skipif(
-    torch is None or not torch.cuda.is_available() or not quire.gpu_devices(),
+    torch is None or not torch.cuda.is_available() or not quire.info.gpu_devices(),
     reason="no torch with CUDA, or no GPU that this build has kernels for",
 )

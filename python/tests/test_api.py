@@ -84,11 +84,11 @@ def test_rules_are_listed():
 
 
 def test_kernels_say_whether_they_run_here():
-    here = {kernel.name: kernel.runs_here for kernel in quire.kernels()}
+    here = {kernel.name: kernel.runs_here for kernel in quire.info.kernels()}
     assert here["cpu_generic"] and not (here["cpu_neon"] and here["cpu_avx2"])
     case = quire.make_case(LINE)
     assert here[quire.plan(case.batch, case.cache, case.options).kernel]
-    if not quire.gpu_devices():
+    if not quire.info.gpu_devices():
         assert not any(runs for name, runs in here.items() if name.startswith(("cuda_", "hip_")))
 
 
@@ -97,13 +97,13 @@ def test_plan_is_a_value():
     plan = quire.plan(case.batch, case.cache, case.options)
     again = quire.plan(case.batch, case.cache, case.options)
     assert plan == again and plan != "plan" and str(plan).startswith(plan.kernel)
-    assert plan.kernel in [kernel.name for kernel in quire.kernels()]
+    assert plan.kernel in [kernel.name for kernel in quire.info.kernels()]
     assert plan.workspace_bytes > 0 and plan.tile_q > 0 and plan.tile_kv > 0 and plan.num_items > 0
-    assert plan.device.name == quire.host_device().name
+    assert plan.device.name == quire.info.host_device().name
     assert "heads=8:2" in plan.problem
 
 
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in quire.kernels()])
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in quire.info.kernels()])
 def test_forced_kernels_agree(kernel):
     case = quire.make_case(LINE)
     try:

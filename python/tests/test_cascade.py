@@ -123,7 +123,7 @@ def test_on_a_gpu(line):
     cache = quire.KVCache(there(case.cache.k), there(case.cache.v), "nhd")
     for partials in (None, "f32"):
         step = quire.cascade.plan(batch, cache, always=True, partials=partials)
-        assert step.shares and (partials is not None or "cuda_generic" not in step.kernels or quire.gpu_devices()[0].sm != 90)
+        assert step.shares and (partials is not None or "cuda_generic" not in step.kernels or quire.info.gpu_devices()[0].sm != 90)
         out = quire.cascade.attend(batch, cache, plan=step)
         np.testing.assert_allclose(out.cpu().numpy().astype(np.float32), np.asarray(expected, np.float32), atol=4e-3, rtol=4e-3)
         np.testing.assert_allclose(lse.cpu().numpy(), np.asarray(b.lse), atol=1e-3, rtol=1e-3)

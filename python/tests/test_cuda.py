@@ -41,7 +41,7 @@ def cache():
 def test_an_array_on_a_gpu_is_refused_by_name_or_by_rule():
     arrays = parts()
     arrays["query"] = OnDevice(arrays["query"])
-    if not quire.has_backend("cuda"):
+    if not quire.info.has_backend("cuda"):
         with pytest.raises(quire.UnsupportedError, match="query: lives on cuda:0, (but this build has the CPU|where this build does not)"):
             quire.Batch(**arrays)
         return
@@ -52,7 +52,7 @@ def test_an_array_on_a_gpu_is_refused_by_name_or_by_rule():
         quire.attend(batch, cache(), workspace=np.zeros(64, np.uint8))
 
 
-@pytest.mark.skipif(not quire.has_backend("cuda"), reason="the build has no CUDA kernels")
+@pytest.mark.skipif(not quire.info.has_backend("cuda"), reason="the build has no CUDA kernels")
 def test_arrays_of_two_gpus_are_refused():
     arrays = {name: OnDevice(array) for name, array in parts().items()}
     arrays["seq_lens"].ordinal = 1
@@ -61,12 +61,12 @@ def test_arrays_of_two_gpus_are_refused():
 
 
 def test_gpus_are_listed_and_backends_known():
-    assert quire.has_backend("cpu")
-    for device in quire.gpu_devices():
-        assert device.backend in ("cuda", "hip") and quire.has_backend(device.backend)
+    assert quire.info.has_backend("cpu")
+    for device in quire.info.gpu_devices():
+        assert device.backend in ("cuda", "hip") and quire.info.has_backend(device.backend)
         assert device.ordinal >= 0 and device.product and (device.sm >= 50) == (device.backend == "cuda")
     with pytest.raises(quire.ArgumentError, match='backend: "tpu" is none of cpu, cuda, hip'):
-        quire.has_backend("tpu")
+        quire.info.has_backend("tpu")
 
 
 def test_attend_status_of_a_cpu_plan_has_nothing_to_add():

@@ -54,7 +54,7 @@ def judged(case, output):
 
 
 @pytest.mark.parametrize("line", OUTPUTS + QUERIES)
-@pytest.mark.parametrize("kernel", [k.name for k in quire.kernels() if k.backend == "cpu"])
+@pytest.mark.parametrize("kernel", [k.name for k in quire.info.kernels() if k.backend == "cpu"])
 def test_kernels_against_the_reference(line, kernel):
     case = quire.make_case(line)
     try:

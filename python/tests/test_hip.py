@@ -20,7 +20,7 @@ def fake_runtime():
 
 
 needs_fake = pytest.mark.skipif(
-    not quire.has_backend("hip") or fake_runtime() is None,
+    not quire.info.has_backend("hip") or fake_runtime() is None,
     reason="the build has no AMD kernels, or no libquire_fake_hip.so is built (tests/hip)",
 )
 
@@ -97,7 +97,7 @@ def run(place):
     return plan, there["output"], cache_k
 
 
-devices = [d for d in quire.gpu_devices() if d.backend == "hip"]
+devices = [d for d in quire.info.gpu_devices() if d.backend == "hip"]
 assert [d.name for d in devices] == ["gfx942"], devices
 plan, output, cache_k = run(OnDevice)
 _, expected, expected_k = run(np.copy)
@@ -126,9 +126,9 @@ def test_attend_append_and_status_on_an_amd_gpu(tmp_path):
     assert "Q-T10" in run.stdout, run.stdout
 
 
-@pytest.mark.skipif(not quire.has_backend("hip"), reason="the build has no AMD kernels")
+@pytest.mark.skipif(not quire.info.has_backend("hip"), reason="the build has no AMD kernels")
 def test_what_is_missing_is_named(tmp_path):
-    program = "import quire; print([d for d in quire.gpu_devices() if d.backend == 'hip']); quire.verify('hip', quick=True)"
+    program = "import quire; print([d for d in quire.info.gpu_devices() if d.backend == 'hip']); quire.verify('hip', quick=True)"
     environment = dict(os.environ, QUIRE_HIP_LIBRARY="/nowhere/libamdhip64.so")
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert run.stdout.startswith("[]") and "the HIP runtime of ROCm 6 or newer is missing" in run.stderr, run.stderr

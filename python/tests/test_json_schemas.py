@@ -70,8 +70,8 @@ COMMANDS = {
     "run a capture": (["run", "wrong"], 1), "run broken": (["run", "broken"], 1), "run, not verified": (["run", LINE, "--no-verify"], 0),
     "diagnose right": (["diagnose", "right"], 0), "diagnose wrong": (["diagnose", "wrong"], 1), "diagnose NaN": (["diagnose", "nan"], 1),
     "diagnose broken": (["diagnose", "broken"], 1), "verify": (["verify", "--line", LINE], 0), "soak": (["verify", "--soak", "0.02"], 0),
-    "bench": (["bench", LINE, "--seconds", "0.01", "--threads", "1"], 0), "info": (["info"], 0), "devices": (["devices"], 0),
-    "kernels": (["kernels"], 0), "rules": (["rules"], 0), "completions": (["completions", "bash"], 0), "error": (["rules", "Q-X1"], 2),
+    "bench": (["bench", LINE, "--seconds", "0.01", "--threads", "1"], 0), "info": (["info"], 0),
+    "rules": (["rules"], 0), "completions": (["completions", "bash"], 0), "error": (["rules", "Q-X1"], 2),
 }  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_diagnose_of_a_right_output(capfd, tmp_path):
 
 @pytest.mark.parametrize("words, text", [
     (["check", LINE], "0 findings"), (["explain", LINE], "kernel    cpu"), (["run", LINE], "PASS"), (["info"], "built     by"),
-    (["kernels"], "cpu_generic"), (["devices"], "this machine"), (["rules", "Q-T03"], "Q-T03"), (["completions", "bash"], "complete"),
+    (["info", "kernels"], "cpu_generic"), (["info", "devices"], "this machine"), (["rules", "Q-T03"], "Q-T03"), (["completions", "bash"], "complete"),
     (["--version"], f"quire {quire.__version__}"), (["bench", LINE, "--seconds", "0.01", "--threads", "1"], "OK: 1 verified"),
 ], ids=lambda value: value[0] if isinstance(value, list) else "")  # fmt: skip
 def test_every_verb_of_the_program_is_here(capfd, words, text):

@@ -45,7 +45,7 @@ def test_call_tips_know_every_function_and_method():
         inspect.signature(thing)  # raises ValueError where there is none
     assert str(inspect.signature(quire.BoundCall.prepare)) == "(self, /, *, stream=None, wait=None)"
     with pytest.raises(quire.ArgumentError, match=r"devices\(\): unknown argument|devices\(\): 1 arguments"):
-        quire.devices("cpu")
+        quire.info.devices("cpu")
 
 
 def test_the_stub_names_what_a_text_may_be_and_what_a_list_may_stand_for():

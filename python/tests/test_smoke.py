@@ -53,6 +53,6 @@ def test_capture_round_trip(tmp_path):
 
 def test_nothing_is_printed_at_exit():
     """A reference that somebody keeps until the interpreter ends, as torch._dynamo does, is not our users' business."""
-    code = "import quire, ctypes; kept = quire.host_device(); ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))"
+    code = "import quire, ctypes; kept = quire.info.host_device(); ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""

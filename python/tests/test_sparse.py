@@ -180,7 +180,7 @@ def test_on_a_gpu(form):
     out = quire.sparse.attend(batch, cache, lists=lists, plan=plan)
     expected = step.expected(*(rounded(a) for a in (step.query, step.k, step.v)))
     np.testing.assert_allclose(out.cpu().numpy(), expected, atol=4e-3, rtol=4e-3)
-    if quire.gpu_devices()[0].sm == 90 and (step.unit == "page" or step.latent == 512):
+    if quire.info.gpu_devices()[0].sm == 90 and (step.unit == "page" or step.latent == 512):
         assert set(plan.kernels) == {"cuda_sm90_mla" if step.latent == 512 else "cuda_sm90"}
     room = torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()

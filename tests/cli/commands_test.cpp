@@ -152,7 +152,7 @@ TEST(Commands, Goldens) {
       {"run", {"run", kProblem}},
       {"run_repeat", {"run", kProblem, "--repeat", "3", "--threads", "1", "--batch-invariant"}},
       {"run_no_verify", {"run", kProblem, "--no-verify"}},
-      {"devices", {"devices"}},
+      {"info_devices", {"info", "devices"}},
       {"rules_one", {"rules", "Q-T03"}},
   };
   for (const auto& [stem, args] : runs) {
@@ -171,8 +171,8 @@ TEST(Commands, ProblemLineAsOneWordOrMany) {
 }
 
 TEST(Commands, KernelsAndRulesListWhatTheLibraryHas) {
-  const Ran listed = quire({"kernels"});
-  const auto json = json_of(quire({"kernels", "--json"}));
+  const Ran listed = quire({"info", "kernels"});
+  const auto json = json_of(quire({"info", "--json"}));
   ASSERT_EQ(json["kernels"].size(), kernels().size());
   for (std::size_t i = 0; i < kernels().size(); ++i) {
     EXPECT_EQ(json["kernels"][i]["name"], kernels()[i].name);
@@ -377,10 +377,8 @@ TEST(Json, EveryKeyIsDocumented) {
                                                       {"run", path},
                                                       {"run", broken},
                                                       {"capture", kProblem, "-o", folder / "c.safetensors"},
-                                                      {"devices"},
                                                       {"info"},
                                                       {"completions", "fish"},
-                                                      {"kernels"},
                                                       {"rules"},
                                                       {"rules", "Q-X1"}};
   for (std::vector<std::string> args : runs) {

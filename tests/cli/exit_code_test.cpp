@@ -105,13 +105,13 @@ TEST(ExitCodes, UnsupportedKernelIsExplainedAndFour) {
 }
 
 TEST(ExitCodes, BrokenEnvironmentIsAnErrorNotASurprise) {
-  EXPECT_THAT(quire({"devices"}, {{"QUIRE_CPU", "avx51"}}).err, HasSubstr("QUIRE_CPU=avx51 is not one of scalar, avx2"));
+  EXPECT_THAT(quire({"info"}, {{"QUIRE_CPU", "avx51"}}).err, HasSubstr("QUIRE_CPU=avx51 is not one of scalar, avx2"));
   for (const char* count : {"0", "-1", "two", "2.5", "99999"}) {
-    const Ran ran = quire({"devices"}, {{"QUIRE_NUM_THREADS", count}});
+    const Ran ran = quire({"info"}, {{"QUIRE_NUM_THREADS", count}});
     EXPECT_EQ(ran.exit_code, 2) << count;
     EXPECT_THAT(ran.err, HasSubstr("QUIRE_NUM_THREADS")) << count;
   }
-  EXPECT_EQ(quire({"devices"}, {{"QUIRE_CPU", ""}, {"QUIRE_NUM_THREADS", ""}}).exit_code, 0);
+  EXPECT_EQ(quire({"info"}, {{"QUIRE_CPU", ""}, {"QUIRE_NUM_THREADS", ""}}).exit_code, 0);
 }
 
 TEST(ExitCodes, FullDiskIsThree) {

@@ -14,8 +14,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"check", "explain", "run",         "capture", "diagnose", "verify", "compare-caches",
-                                            "bench", "info",    "completions", "devices", "kernels",  "rules"};
+const std::vector<std::string> kCommands = {"check",          "explain", "run",  "capture",     "diagnose", "verify",
+                                            "compare-caches", "bench",   "info", "completions", "rules"};
 
 std::string docs_path() { return std::string(QUIRE_SOURCE_DIR) + "/docs/reference/cli.md"; }
 

@@ -63,10 +63,10 @@ void PrintTo(const Lack& lack, std::ostream* out) { *out << lack.name; }
 
 TEST(HipDevices, TheCommandListsThemOrSaysWhyThereIsNone) {
   const Environment fake = {{"QUIRE_HIP_LIBRARY", QUIRE_FAKE_HIP_LIBRARY}, {"QUIRE_FAKE_HIP", "gfx942"}};
-  const Ran listed = quire({"devices"}, fake);
+  const Ran listed = quire({"info", "devices"}, fake);
   EXPECT_THAT(listed.out, testing::ContainsRegex("gfx942 +hip +1 +4 MiB +- +GPU 0, a stand-in"));
   EXPECT_THAT(listed.out, testing::Not(HasSubstr("no GPU")));
-  const Ran none = quire({"devices"}, {{"QUIRE_HIP_LIBRARY", "/nowhere"}});
+  const Ran none = quire({"info", "devices"}, {{"QUIRE_HIP_LIBRARY", "/nowhere"}});
   EXPECT_THAT(none.out, HasSubstr("no GPU: "));
   EXPECT_THAT(none.out, HasSubstr("QUIRE_HIP_LIBRARY: /nowhere"));
 }

@@ -37,7 +37,7 @@ def missing_kernels() -> str | None:
 def _has_backend(backend: str) -> bool:
     import quire
 
-    return quire.has_backend(backend)
+    return quire.info.has_backend(backend)
 
 
 def _ask_first(platform: Any, custom: Any) -> None:
