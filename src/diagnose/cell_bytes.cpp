@@ -22,25 +22,52 @@ bool in_every_dim(const Facts& f, const Compared& cell, Holds&& holds) {
   return true;
 }
 
+/// What the buffer held before the call beside what it holds now. NaN is what captures hold where nobody knows, and a kernel may
+/// compute NaN and 0 itself: only other numbers that stand there still prove that nobody wrote them.
+class Earlier {
+ public:
+  Earlier(const Facts& f, const Observed& observed, const Localisation& where)
+      : f_(f), was_{f.batch.output, f.batch.lse}, observed_(observed) {
+    // An output that holds right answers was written by somebody else: it says nothing of the time before the call.
+    is_known_ = std::ranges::none_of(where.rows, [&](const Compared& c) { return !c.wrong && keeps(c); }) &&
+                std::ranges::any_of(where.rows, [&](const Compared& c) { return !keeps(c); });
+  }
+  Before compared(const Compared& cell) const {
+    if (!is_known_ || held_only(cell, [](double value) { return std::isnan(value); })) return Before::unknown;
+    if (!keeps(cell)) return Before::other;
+    return held_only(cell, [](double value) { return value == 0 || std::isnan(value); }) ? Before::unknown : Before::same;
+  }
+
+ private:
+  template <typename Holds>
+  bool held_only(const Compared& cell, Holds&& holds) const {
+    return in_every_dim(f_, cell, [&](auto t, auto h, auto d) { return holds(was_.at(t, h, d)); });
+  }
+  bool keeps(const Compared& cell) const {
+    return in_every_dim(f_, cell, [&](auto t, auto h, auto d) {
+      const double a = was_.at(t, h, d), b = observed_.at(t, h, d);
+      return a == b || (std::isnan(a) && std::isnan(b));
+    });
+  }
+
+  const Facts& f_;
+  const Observed was_;
+  const Observed& observed_;
+  bool is_known_ = false;
+};
+
 }  // namespace
 
 void classify(const Facts& f, const Observed& observed, Localisation& where) {
-  const Observed was{f.batch.output, f.batch.lse};
-  const auto keeps = [&](const Compared& cell) {
-    return in_every_dim(f, cell, [&](auto t, auto h, auto d) {
-      const double a = was.at(t, h, d), b = observed.at(t, h, d);
-      return a == b || (std::isnan(a) && std::isnan(b));
-    });
-  };
-  // An output that holds right answers was written by somebody else: it says nothing of the time before the call.
-  const bool before = std::ranges::none_of(where.rows, [&](const Compared& c) { return !c.wrong && keeps(c); }) &&
-                      std::ranges::any_of(where.rows, [&](const Compared& c) { return !keeps(c); });
+  const Earlier earlier(f, observed, where);
   for (Compared& cell : where.rows) {
+    if (!cell.wrong) continue;
+    cell.before = earlier.compared(cell);
     if (cell.wrong_dims == 0) continue;
     const auto all = [&](auto&& holds) {
       return in_every_dim(f, cell, [&](auto t, auto h, auto d) { return holds(observed.at(t, h, d)); });
     };
-    cell.bytes = before && keeps(cell)                                     ? CellBytes::kept
+    cell.bytes = cell.before == Before::same                               ? CellBytes::kept
                  : all([](double value) { return value == 0; })            ? CellBytes::zeros
                  : all([](double value) { return !std::isfinite(value); }) ? CellBytes::nonfinite
                                                                            : CellBytes::numbers;

@@ -10,7 +10,7 @@
 
 namespace quire::diagnose_detail {
 
-/// Sets Compared::bytes of every wrong output.
+/// Sets Compared::before of every wrong cell, and Compared::bytes of every wrong output.
 void classify(const Facts& facts, const Observed& observed, Localisation& where);
 
 /// "12 of 48 wrong cells hold what output held before the call, 36 another cell's answer (row 3 head 1 holds row 3 head 5)";

@@ -118,21 +118,6 @@ void Evidence::keep_other_dims(const Exhibit& e, RowResult& predicted) const {
     if (!dims_[d]) predicted.out[d] = expected.out[d];
 }
 
-bool Evidence::keeps_bytes(const Compared& row) const {
-  const Tensor& o = facts_.batch.output;
-  const Observed was{o, facts_.batch.lse};
-  for (std::int64_t d = 0; d < facts_.v_head_dim; ++d) {
-    const double a = was.at(row.token, row.head, d), b = observed_.at(row.token, row.head, d);
-    if (!(a == b || (std::isnan(a) && std::isnan(b)))) return false;
-  }
-  return true;
-}
-
-Exhibit::Before Evidence::before(const Compared& row) const {
-  if (!before_is_known_) return Exhibit::Before::unknown;
-  return keeps_bytes(row) ? Exhibit::Before::same : Exhibit::Before::other;
-}
-
 Exhibit Evidence::exhibit(const Compared& row) const {
   Exhibit e;
   e.at = {row.token, row.head};
@@ -142,9 +127,8 @@ Exhibit Evidence::exhibit(const Compared& row) const {
   e.in_wrong_row = wrong_tokens_.contains(row.token);
   const bool nearly_all = static_cast<double>(row.wrong_dims) >= kNearlyAllDims * static_cast<double>(facts_.v_head_dim);
   e.unlawful = nearly_all && where_.laws.breaks_any(row.token * facts_.num_q_heads + row.head);
-  e.before = before(row);
+  e.before = row.before;
   for (std::int64_t d = 0; d < facts_.v_head_dim; ++d) e.observed.push_back(observed_.at(row.token, row.head, d));
-  e.kept = right_is_new_ && keeps_bytes(row);
   e.zeros = std::all_of(e.observed.begin(), e.observed.end(), [](double value) { return value == 0; });
   e.observed_lse = observed_.lse.present() ? observed_.lse_at(row.token, row.head) : 0;
   return e;
@@ -164,7 +148,6 @@ void Evidence::choose(const std::vector<Pattern>& patterns) {
   for (const Compared& row : where_.rows)
     if (row.wrong) wrong_tokens_.insert(row.token);
   std::vector<const Compared*> inside, outside;
-  std::int64_t right = 0, kept = 0;
   for (const Compared& row : where_.rows) {
     const bool in_scope = scope_ == nullptr || contains(names_, *scope_, row.token, row.head);
     if (in_scope && of_a_smaller_one(row)) continue;
@@ -173,16 +156,7 @@ void Evidence::choose(const std::vector<Pattern>& patterns) {
       continue;
     }
     (in_scope ? inside : outside).push_back(&row);
-    if (right < 64) ++right, kept += keeps_bytes(row) ? 1 : 0;
   }
-  // An output that already holds the right answers is not what the buffer held before the call; one of NaN alone may be the
-  // reader's.
-  bool any_number = false;
-  for (std::size_t i = 0; i < std::min<std::size_t>(64, wrong_cells_.size()) && !any_number; ++i)
-    any_number =
-        !std::isnan(Observed{facts_.batch.output, facts_.batch.lse}.at(wrong_cells_[i]->token, wrong_cells_[i]->head, 0));
-  right_is_new_ = kept == 0;
-  before_is_known_ = any_number && right > 0 && kept == 0;
   for (const Compared* row : exhibits(facts_, wrong_cells_)) wrong_.push_back(exhibit(*row));
   for (const Compared* row : exhibits(facts_, inside)) inside_.push_back(exhibit(*row));
   for (const Compared* row : exhibits(facts_, outside)) outside_.push_back(exhibit(*row));
@@ -254,13 +228,12 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
   const bool unlawful = e.unlawful || all_nan;
   double share = 1;
   const bool one_value = all_nan || where_.laws.breaks(e.at.token * facts_.num_q_heads + e.at.head, Law::one_value);
-  if (e.before != Exhibit::Before::unknown) share = e.before == Exhibit::Before::same ? 1 : 0;
-  const bool proven = e.before == Exhibit::Before::same || (e.before == Exhibit::Before::unknown && unlawful && one_value);
+  if (e.before != Before::unknown) share = e.before == Before::same ? 1 : 0;
+  const bool proven = e.before == Before::same || (e.before == Before::unknown && unlawful && one_value);
   tally.fit.unwritten = true;
   tally.fit.unproven = tally.fit.unproven || !proven;
-  const bool by_nan = all_nan && e.before != Exhibit::Before::same;
-  tally.fit.by_nan = tally.fit.by_nan || by_nan;
-  tally.claimed += !unlawful || by_nan ? share : 0;
+  tally.fit.by_nothing = tally.fit.by_nothing || all_nan || e.zeros;
+  tally.claimed += !unlawful || all_nan ? share : 0;
   tally.explained_by_own_lse += share;
   tally.explained_by_true_lse += share;
   tally.explained_without_lse += share;
@@ -269,7 +242,7 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
   ++tally.whole_by_own_lse;
   ++tally.whole_by_true_lse;
   // NaN in every dim may have been computed, too; and so may 0, which is also what most buffers hold before a call.
-  tally.fit.finite += proven && !e.zeros && (e.before == Exhibit::Before::same || !std::isnan(e.observed[0])) ? 1 : 0;
+  tally.fit.finite += proven && !e.zeros && !all_nan ? 1 : 0;
 }
 
 void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& tally) const {
@@ -278,7 +251,6 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
   const Compared& compared = where_.rows[Facts::at(e.reference_row)];
   const bool lse_alone = compared.wrong_dims == 0, finite = compared.nonfinite < compared.wrong_dims && !e.zeros;
   tally.fit.numbers += lse_alone || finite ? 1 : 0;
-  tally.fit.kept += e.kept ? 1 : 0;
   tally.finite_numbers = tally.finite_numbers || (!e.zeros && std::isfinite(e.observed[0]));
   if (!p.written) return fit_unwritten(e, some_dims, tally);
   const RowResult expected = truth(e);

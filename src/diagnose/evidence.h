@@ -22,10 +22,9 @@ struct Exhibit {
   std::int64_t num_keys = 0;
   bool wrong = false;
   bool zeros = false;         ///< holds 0 in every dim, like a row without a visible key or a cleared buffer
-  bool kept = false;          ///< holds what the buffer held before the call, as no right cell looked at does
   bool in_wrong_row = false;  ///< another head of its row is wrong
   bool unlawful = false;      ///< breaks a law, in nearly all dims: it cannot be an attention output of this cache
-  enum class Before { unknown, same, other } before = Before::unknown;  ///< comparison of its bytes with those before the call
+  Before before = Before::unknown;
   std::vector<double> observed;
   double observed_lse = 0;
   double error = 0;  ///< distance(truth), > 0 if wrong
@@ -49,12 +48,11 @@ struct Fit {
   std::int64_t zeros = 0;  ///< wrong exhibits that hold 0 in every dim
   /// Wrong exhibits that hold a number other than 0 where it is wrong. Zeros and NaN are what many causes give.
   std::int64_t numbers = 0;
-  std::int64_t kept = 0;   ///< wrong exhibits that hold what the buffer held before the call
-  std::int64_t right = 0;  ///< right exhibits looked at
-  bool some_dims = false;  ///< is explained better if it holds for the dims of the scope only
-  bool unwritten = false;  ///< it says "never written" of some wrong row
-  bool unproven = false;   ///< it says "never written" of a row that may hold anything
-  bool by_nan = false;     ///< it says "never written" of a row for no other reason than NaN
+  std::int64_t right = 0;   ///< right exhibits looked at
+  bool some_dims = false;   ///< is explained better if it holds for the dims of the scope only
+  bool unwritten = false;   ///< it says "never written" of some wrong row
+  bool unproven = false;    ///< it says "never written" of a row that may hold anything
+  bool by_nothing = false;  ///< it says "never written" of a row of NaN or 0 alone, which a kernel may compute
 };
 
 /// Rounds of the contest, each with more exhibits than the one before.
@@ -88,8 +86,6 @@ class Evidence {
 
   void choose(const std::vector<Pattern>& patterns);
   void measure();
-  Exhibit::Before before(const Compared& row) const;
-  bool keeps_bytes(const Compared& row) const;
   Fit fit_dims(const Model& model, Stage stage, bool some_dims) const;
   void keep_other_dims(const Exhibit& e, RowResult& predicted) const;
   void fit_wrong(const Exhibit& e, RowResult predicted, bool some_dims, Tally& tally) const;
@@ -111,8 +107,6 @@ class Evidence {
   std::set<std::int64_t> wrong_tokens_;
   std::vector<Exhibit> wrong_, inside_, outside_;
   std::vector<bool> dims_;               ///< dims of the scope; empty: all dims
-  bool right_is_new_ = false;            ///< no right cell looked at holds what the buffer held before the call
-  bool before_is_known_ = false;         ///< the capture's output is what the buffer held before the call
   double output_cap_ = 1, lse_cap_ = 1;  ///< errors count up to these: the largest finite ones seen
   double typical_ = 1;                   ///< mean error of a wrong exhibit
   double largest_error_ = 0, largest_lse_error_ = 0, largest_tolerance_ = 0;

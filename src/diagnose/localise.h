@@ -11,6 +11,10 @@
 
 namespace quire::diagnose_detail {
 
+/// Comparison of an output with what the buffer held before the call. Unknown: nobody knows what it held, or the kernel may have
+/// computed the same.
+enum class Before : std::uint8_t { unknown, same, other };
+
 /// Contents of an output, without a hypothesis: numbers, its bytes from before the call, zeros alone, no finite number.
 enum class CellBytes : std::uint8_t { numbers, kept, zeros, nonfinite };
 
@@ -20,7 +24,8 @@ struct Compared {
   std::int64_t reference_row = 0;  ///< row of Localisation::reference
   bool wrong = false;
   bool wrong_lse = false;
-  bool unmoved = false;  ///< right, and the cause that was found changes it by less than its tolerance (unmoved.h)
+  bool unmoved = false;             ///< right, and the cause that was found changes it by less than its tolerance (unmoved.h)
+  Before before = Before::unknown;  ///< of a wrong cell; classify() finds it
   CellBytes bytes = CellBytes::numbers;  ///< of a wrong output; classify() finds it
   std::int64_t wrong_dims = 0, nonfinite = 0;
   std::int64_t first_dim = 0, last_dim = 0;  ///< range of the wrong dims

@@ -116,13 +116,17 @@ TEST(Claims, NaNOverNumbersProvesNoCause) {
   }
 }
 
-/// Rows that keep the NaN that the buffer held are told from rows that were written.
-TEST(Claims, RowsThatKeepTheBuffersNaNAreLikelyNotWritten) {
-  Case c = with_rows_of("q=f32 heads=4:2 d=32 page=16 reqs=45,1@40 seed=8", std::numeric_limits<float>::quiet_NaN(), 32, 45);
-  for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i) static_cast<float*>(c.batch.output.data)[i] = NAN;
-  const Diagnosis d = diagnosed(c);
-  EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
-  EXPECT_TRUE(d.suspicions[0].text.starts_with("never writes")) << to_string(d);
+/// NaN and 0 in a buffer that already held them may have been computed; other numbers that stand there still were left.
+TEST(Claims, OnlyNumbersThatTheBufferHeldProveThatNobodyWrote) {
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), 0.0F, 7.0F})
+    for (const std::int64_t first : {32, 20}) {
+      Case c = with_rows_of("q=f32 heads=4:2 d=32 page=16 reqs=45,1@40 seed=8", value, first, 45);
+      for (std::int64_t i = 0; i < c.batch.output.num_elements(); ++i) static_cast<float*>(c.batch.output.data)[i] = value;
+      const Diagnosis d = diagnosed(c);
+      const bool proved = value == 7.0F;
+      EXPECT_EQ(d.verdict == DiagnosisVerdict::unknown_cause, !proved) << to_string(d);
+      EXPECT_EQ(d.suspicions[0].text.starts_with("never writes") && d.suspicions[0].certain, proved) << to_string(d);
+    }
 }
 
 /// A fault holds in five of eight cells; the others hold larger numbers that it does not explain.
