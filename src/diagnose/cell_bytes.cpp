@@ -23,7 +23,7 @@ bool in_every_dim(const Facts& f, const Compared& cell, Holds&& holds) {
 }
 
 /// What the buffer held before the call beside what it holds now. NaN is what captures hold where nobody knows, and a kernel may
-/// compute NaN and 0 itself: only other numbers that stand there still prove that nobody wrote them.
+/// compute it: only numbers that stand there still prove that nobody wrote them.
 class Earlier {
  public:
   Earlier(const Facts& f, const Observed& observed, const Localisation& where)
@@ -33,16 +33,12 @@ class Earlier {
                 std::ranges::any_of(where.rows, [&](const Compared& c) { return !keeps(c); });
   }
   Before compared(const Compared& cell) const {
-    if (!is_known_ || held_only(cell, [](double value) { return std::isnan(value); })) return Before::unknown;
-    if (!keeps(cell)) return Before::other;
-    return held_only(cell, [](double value) { return value == 0 || std::isnan(value); }) ? Before::unknown : Before::same;
+    const auto was_nan = [&](auto t, auto h, auto d) { return std::isnan(was_.at(t, h, d)); };
+    if (!is_known_ || in_every_dim(f_, cell, was_nan)) return Before::unknown;
+    return keeps(cell) ? Before::same : Before::other;
   }
 
  private:
-  template <typename Holds>
-  bool held_only(const Compared& cell, Holds&& holds) const {
-    return in_every_dim(f_, cell, [&](auto t, auto h, auto d) { return holds(was_.at(t, h, d)); });
-  }
   bool keeps(const Compared& cell) const {
     return in_every_dim(f_, cell, [&](auto t, auto h, auto d) {
       const double a = was_.at(t, h, d), b = observed_.at(t, h, d);

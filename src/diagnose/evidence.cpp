@@ -232,7 +232,7 @@ void Evidence::fit_unwritten(const Exhibit& e, bool some_dims, Tally& tally) con
   const bool proven = e.before == Before::same || (e.before == Before::unknown && unlawful && one_value);
   tally.fit.unwritten = true;
   tally.fit.unproven = tally.fit.unproven || !proven;
-  tally.fit.by_nothing = tally.fit.by_nothing || all_nan || e.zeros;
+  tally.fit.by_nan = tally.fit.by_nan || all_nan;
   tally.claimed += !unlawful || all_nan ? share : 0;
   tally.explained_by_own_lse += share;
   tally.explained_by_true_lse += share;
@@ -251,6 +251,7 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
   const Compared& compared = where_.rows[Facts::at(e.reference_row)];
   const bool lse_alone = compared.wrong_dims == 0, finite = compared.nonfinite < compared.wrong_dims && !e.zeros;
   tally.fit.numbers += lse_alone || finite ? 1 : 0;
+  tally.fit.kept += e.before == Before::same ? 1 : 0;
   tally.finite_numbers = tally.finite_numbers || (!e.zeros && std::isfinite(e.observed[0]));
   if (!p.written) return fit_unwritten(e, some_dims, tally);
   const RowResult expected = truth(e);
@@ -280,7 +281,9 @@ void Evidence::fit_wrong(const Exhibit& e, RowResult p, bool some_dims, Tally& t
     tally.errors += std::isfinite(error) ? std::min(error * error, 1e8) : 1e4;
     if (std::isfinite(residual)) tally.residuals += residual * residual;
   }
-  tally.fit.finite += whole && (lse_alone || finite) ? 1 : 0;
+  const bool by_lse = !lse_alone && !finite && compared.wrong_lse && std::isfinite(e.observed_lse) && whole && own == 0;
+  tally.fit.numbers += by_lse ? 1 : 0;
+  tally.fit.finite += by_lse || (whole && (lse_alone || finite)) ? 1 : 0;
   tally.whole_by_own_lse += whole && own == 0 ? 1 : 0;
   tally.whole_by_true_lse += whole && true_lse == 0 ? 1 : 0;
 }

@@ -46,13 +46,15 @@ struct Fit {
   /// Exhibits among `whole` with finite wrong numbers, or whose bytes prove that they were not written. Zeros prove nothing.
   std::int64_t finite = 0;
   std::int64_t zeros = 0;  ///< wrong exhibits that hold 0 in every dim
-  /// Wrong exhibits that hold a number other than 0 where it is wrong. Zeros and NaN are what many causes give.
+  /// Wrong exhibits that hold a number other than 0 where it is wrong, or whose wrong lse is a number that is predicted. Zeros
+  /// and NaN are what many causes give.
   std::int64_t numbers = 0;
-  std::int64_t right = 0;   ///< right exhibits looked at
-  bool some_dims = false;   ///< is explained better if it holds for the dims of the scope only
-  bool unwritten = false;   ///< it says "never written" of some wrong row
-  bool unproven = false;    ///< it says "never written" of a row that may hold anything
-  bool by_nothing = false;  ///< it says "never written" of a row of NaN or 0 alone, which a kernel may compute
+  std::int64_t kept = 0;   ///< wrong exhibits that hold the numbers that the buffer held before the call
+  std::int64_t right = 0;  ///< right exhibits looked at
+  bool some_dims = false;  ///< is explained better if it holds for the dims of the scope only
+  bool unwritten = false;  ///< it says "never written" of some wrong row
+  bool unproven = false;   ///< it says "never written" of a row that may hold anything
+  bool by_nan = false;     ///< it says "never written" of a row of NaN, which a kernel may compute
 };
 
 /// Rounds of the contest, each with more exhibits than the one before.

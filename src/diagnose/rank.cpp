@@ -144,10 +144,10 @@ class Contest {
   static bool is_beside(const RankedCandidate& c) { return is_whole(c) && c.fit.broken_beside == 0; }
 
   /// Explains nearly all that it is about, and breaks nothing. A claim that rows were never written, which neither bytes nor
-  /// other rows prove, says too much; NaN and 0 are no proof.
+  /// other rows prove, says too much; NaN is no proof.
   static bool is_likely(const RankedCandidate& c) {
     const Fit& fit = c.fit;
-    const bool unproved = fit.unwritten && fit.finite == 0 && (fit.unproven || fit.by_nothing);
+    const bool unproved = fit.unwritten && fit.finite == 0 && (fit.unproven || fit.by_nan);
     if (!c.verified || c.broken() > 0 || unproved) return false;
     if (fit.numbers == 0) return fit.whole == fit.wrong && says_where(c);
     return c.share >= kNearlyAll || (c.share >= kLikely && fit.clarity >= kLikelyClarity);
@@ -175,8 +175,12 @@ class Contest {
     if (!done && stage != Stage::screening)
       for (const RankedCandidate& c : list) not_tried_.insert(name_of(c));
   }
-  /// Whether a claim about cells without a number says which cells they are, without a scope and without a fitted number.
-  static bool says_where(const RankedCandidate& c) { return !c.scoped && !c.is_fitted() && c.fit.right > 0; }
+  /// Whether a claim about cells without a number says that the numbers of the buffer are still there, or, without a scope and
+  /// without a fitted number, which cells they are.
+  static bool says_where(const RankedCandidate& c) {
+    const bool kept = c.fit.unwritten && c.fit.kept == c.fit.wrong;
+    return kept || (!c.scoped && !c.is_fitted() && c.fit.right > 0);
+  }
   static std::string name_of(const RankedCandidate& c) {
     const Proposal& p = *c.parts[0];
     return c.parts.size() > 1 ? "combinations of two" : p.fault != nullptr ? p.fault->info.id : p.mechanism;

@@ -84,9 +84,9 @@ TEST(RowsOfZeros, OfRowsThatSeeNoKeyAreNotCalledUnwritten) {
     }
 }
 
-TEST(RowsOfZeros, OfAClearedBufferHaveNoKnownCause) {
+TEST(RowsOfZeros, OfAClearedBufferHaveNoCertainCause) {
   const Diagnosis d = diagnosed(left_over(kLine, 0.0f));
-  EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+  EXPECT_EQ(d.verdict, DiagnosisVerdict::mechanism_likely) << to_string(d);
   EXPECT_EQ(d.suspicions.front().mechanism, "not_written") << to_string(d);
 }
 

@@ -221,6 +221,17 @@ const Mistake kMistakes[] = {
     {"SoftCapAfterMask", "q=f32 heads=4:2 d=32 page=8 cap=2 reqs=20@41,1@50,33@64,1@77 seed=10",
      [](const Model&, const Laid& l) { return softmax(l, l.masked([&](N k) { return l.sees(k); }, -2)); },
      "applies the soft cap after the mask", "up to seq_len"},
+    {"MaximumFrom98", "q=f32 heads=4:2 d=32 page=8 scale=1 reqs=20@41,1@150,33@64,1@77 seed=21",
+     [](const Model&, const Laid& l) {
+       std::vector<double> scores = l.masked();
+       for (double& score : scores)
+         if (score < 98 - 87.336 && largest_of(l.masked()) < 98) score = kNone;
+       return softmax(l, scores);
+     },
+     "starts the running maximum at a finite number", ""},
+    {"HiddenKeysFromMinus7", "q=f32 heads=4:2 d=32 page=8 scale=1 reqs=20@0,1@150,33@4,1@77 seed=22",
+     [](const Model&, const Laid& l) { return softmax(l, l.masked([&](N k) { return l.sees(k); }, -7)); },
+     "gives hidden keys a finite score", "-7, up to seq_len"},
     {"HiddenKeysInDenominator", kMix,
      [](const Model&, const Laid& l) {
        const std::vector<double> all = l.masked([&](N k) { return k < l.row.seq_len; });

@@ -3,7 +3,7 @@
 // (Ranges that are cut are in key_range.cpp, other chunks, prefixes and spans in shapes.cpp.)
 #include <algorithm>
 
-#include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/mechanisms/hidden_keys.h"
 #include "faults/visible.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
@@ -12,35 +12,6 @@ namespace quire::diagnose_detail {
 namespace {
 
 constexpr double kFarBelow = -1e30;  // a score that weighs nothing beside any other
-
-/// Hidden keys that a kernel reads.
-struct HiddenKeys {
-  std::string text;
-  std::function<std::int64_t(const Row&)> end;
-  bool before = false;  ///< those before the row's first key, too
-};
-
-/// Hidden keys up to the end are folded in, too.
-void plant_hidden_keys(Model& m, const HiddenKeys& end) {
-  m.keys = [f = m.facts, end, visible = m.keys](const Row& row, std::vector<Key>& keys) {
-    visible(row, keys);
-    const std::int64_t first = end.before ? 0 : f->hull(row.req, row.q_pos).begin;
-    const std::int64_t last = std::min(end.end(row), f->max_pages_per_req * f->page_size) - 1;
-    const auto seen = std::ssize(keys);
-    for (std::int64_t k = std::max<std::int64_t>(first, 0); k <= last; ++k)
-      if (!f->sees(row, k)) keys.push_back({k, 1});
-    std::inplace_merge(keys.begin(), keys.begin() + seen, keys.end(),
-                       [](const Key& a, const Key& b) { return a.position < b.position; });
-  };
-}
-
-/// Hidden keys get a score in place of -inf.
-void plant_scores(Model& m, const HiddenKeys& end, double score) {
-  plant_hidden_keys(m, end);
-  m.score = [f = m.facts, score, own = m.score](const Model& model, const Row& row, std::int64_t k, double dot) {
-    return f->sees(row, k) ? own(model, row, k, dot) : score;
-  };
-}
 
 /// Hidden keys count in the denominator, and their V does not: the mask comes after the sum of the weights.
 void plant_in_denominator(Model& m, const HiddenKeys& end) {
@@ -121,40 +92,39 @@ void propose_trees(const Facts& facts, Proposals& list) {
         });
 }
 
+/// Hidden keys with a score, or in the denominator alone.
+void propose_hidden_keys(const Facts& facts, Proposals& list) {
+  const std::optional<float> cap = facts.options.logits_soft_cap;
+  for (const HiddenKeys& hidden : hidden_keys(facts)) {
+    const auto add = [&](const char* text, std::function<void(Model&)> plant) {
+      list.push_back({"mask", text, hidden.text, kNextHiddenKeys, 0, std::move(plant)});
+    };
+    add("gives hidden keys the score 0 in place of -infinity", [hidden](Model& m) { plant_scores(m, hidden, 0.0); });
+    add("counts hidden keys in the denominator", [hidden](Model& m) { plant_in_denominator(m, hidden); });
+    if (cap)
+      add("applies the soft cap after the mask, so that hidden keys get the score -cap in place of -infinity",
+          [hidden, cap](Model& m) { plant_scores(m, hidden, -static_cast<double>(*cap)); });
+  }
+}
+
+/// A row that sees a key does not notice; one that sees none averages V.
+void propose_far_below(const Facts& facts, Proposals& list) {
+  std::vector<HiddenKeys> sets = hidden_keys(facts);
+  sets.resize(2);  // up to seq_len, and to the end of the last page
+  for (HiddenKeys& hidden : sets) {
+    hidden.before = true;
+    list.push_back({"mask", "gives hidden keys a finite score far below all others in place of -infinity", hidden.text,
+                    "a row that sees no key writes 0 and lse -infinity: test for it before the division", 0,
+                    [hidden](Model& m) { plant_scores(m, hidden, kFarBelow); }});
+  }
+}
+
 }  // namespace
 
 void propose_mask(const Scene& scene, Proposals& list) {
   const Facts* f = &scene.facts;
-  const std::int64_t page = f->page_size;
-  std::vector<HiddenKeys> ends{
-      {"up to seq_len", [](const Row& r) { return r.seq_len; }},
-      {"up to the end of the last page", [page](const Row& r) { return semantics::round_up(r.seq_len, page); }},
-      {"up to the end of the own page", [page](const Row& r) { return (r.q_pos + page) / page * page; }},
-      {"before the window only", [f](const Row& r) { return f->last_key_of(r) + 1; }}};
-  for (const std::int64_t tile : {16, 32, 64, 128})
-    ends.push_back({formatted("up to the end of the own tile of {}, within seq_len", tile),
-                    [tile](const Row& r) { return std::min(r.seq_len, (r.q_pos + tile) / tile * tile); }});
-  // A row that sees a key does not notice; one that sees none averages V.
-  for (HiddenKeys end : {ends[0], ends[1]}) {
-    end.before = true;
-    list.push_back({"mask", "gives hidden keys a finite score far below all others in place of -infinity", end.text,
-                    "a row that sees no key writes 0 and lse -infinity: test for it before the division", 0,
-                    [end](Model& m) { plant_scores(m, end, kFarBelow); }});
-  }
-  if (f->windowed() || f->options.attention_chunk)
-    for (std::size_t i = 0, count = ends.size(); i < count; ++i)
-      ends.push_back({ends[i].text + ", and before the window", ends[i].end, true});
-  const std::optional<float> cap = f->options.logits_soft_cap;
-  for (const HiddenKeys& end : ends) {
-    const char* const next = "the mask sets scores to -infinity before the maximum is taken";
-    list.push_back({"mask", "gives hidden keys the score 0 in place of -infinity", end.text, next, 0,
-                    [end](Model& m) { plant_scores(m, end, 0.0); }});
-    list.push_back(
-        {"mask", "counts hidden keys in the denominator", end.text, next, 0, [end](Model& m) { plant_in_denominator(m, end); }});
-    if (cap)
-      list.push_back({"mask", "applies the soft cap after the mask, so that hidden keys get the score -cap in place of -infinity",
-                      end.text, next, 0, [end, cap](Model& m) { plant_scores(m, end, -static_cast<double>(*cap)); }});
-  }
+  propose_far_below(*f, list);
+  propose_hidden_keys(*f, list);
   propose_row_tiles(list);
   propose_last_tile_masked(*f, list);
   propose_trees(*f, list);

@@ -73,6 +73,7 @@ void propose_mask(const Scene& scene, Proposals& list);
 void propose_shapes(const Scene& scene, Proposals& list);
 void propose_late_tile(const Scene& scene, Proposals& list);
 void propose_split(const Scene& scene, Proposals& list);
+void propose_finite_infinity(const Scene& scene, Proposals& list);
 void propose_lse(const Scene& scene, Proposals& list);
 
 /// Returns the proposals of every mechanism; mechanisms that time left no room for go to `not_tried`.

@@ -101,6 +101,7 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
                                    {"mask", propose_mask},
                                    {"late_tile", propose_late_tile},
                                    {"split", propose_split},
+                                   {"finite_infinity", propose_finite_infinity},
                                    {"lse", propose_lse}};
   // The order of the proposals decides between equals, whichever thread is first.
   std::array<Proposals, std::size(kAll)> lists;
