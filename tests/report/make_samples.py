@@ -221,7 +221,7 @@ MIXED = [(1, 40), (84, 0), (1, 300), (6, 73), (5, 8), (1, 12), (33, 90), (1, 5)]
 
 def two_causes(r):
     """Two sets of wrong cells, a cause for each, and one that this batch cannot tell from the second."""
-    sets = [pattern("set 1 of 2: exactly the prefill rows with num_keys >= 2, heads with head % 2 = 0: 127 x 6 of 127 x 6 cells", [{"attribute": "query_len", "test": "from", "values": [2]}], 762),
+    sets = [pattern("set 1 of 2: exactly the prefill rows with num_keys >= 2, heads with head % 2 = 0: 127 x 6 of 127 x 6 cells", [{"attribute": "query_len", "test": "from", "values": [2]}], 762) | {"also": ["the rows of requests 0, 3", "the rows with context_len <= 96"]},
             pattern("set 2 of 2: exactly the rows of requests 2, 7, all heads: 2 x 12 of 2 x 12 cells; no cell outside of the 2 sets is wrong", [{"attribute": "request", "test": "is", "values": [2, 7]}], 24)]
     first = suspicion("key_range", "", "leaves out every m-th key", "keys at positions k % 8 = 1", 1.0, certain=True, scope="the prefill rows with num_keys >= 2, heads with head % 2 = 0",
                       next_step="look at the loop over this group of keys")

@@ -81,12 +81,21 @@ const coverageOf = (report) => report.complete === true ?
     isNumber(report.compared_rows) && `${plural(report.compared_rows, "row")} of the batch`;
 
 function whereSection(report, pictures, verdict) {
-  const patterns = recordsOf(report.pattern).map((p) => textOf(p.text)).filter(Boolean);
+  const patterns = recordsOf(report.pattern).filter((p) => textOf(p.text));
   if (!pictures.byHead && patterns.length === 0) return null;
   return section(
       "where", verdict === "right" ? "Error by request and head" : "Where", pictures.byHead,
       patterns.length > 0 &&
-          el("div", {class: "pattern"}, el("h3", {}, "The pattern"), patterns.map((text) => el("p", {}, sentence(text)))));
+          el("div", {class: "pattern"}, el("h3", {}, "The pattern"), patterns.map(patternOf)));
+}
+
+/// A pattern, and the other rules that select the same rows, shortest first.
+function patternOf(pattern) {
+  const also = listOf(pattern.also).map(textOf).filter(Boolean);
+  return [
+    el("p", {}, sentence(textOf(pattern.text))),
+    also.length > 0 && el("p", {class: "note"}, `The same rows: ${also.join("; ")}.`)
+  ];
 }
 
 const sentence = (text) => {
