@@ -141,23 +141,24 @@ class Variants {
 
   /// Keys of this step alone, which one call rotates and appends or hands over.
   void of_new_keys() {
-    const auto add = [&](std::string text, std::function<double(const Row&, std::int64_t k)> position) {
+    // `first` is the position of this step's first key, `k` that of the key, both counted from 0.
+    const auto add = [&](std::string text, std::function<double(std::int64_t first, std::int64_t k)> position) {
       list_.push_back({std::move(text), [r = r_, position = std::move(position), f = &f_](Model& m) {
                          change_keys(m, [=](std::span<double> key, const Row& row, std::int64_t k) {
-                           const std::int64_t first = f->batch.key.present() ? row.cached_len : row.context_len();
-                           const std::int64_t index = k - f->key_begin[Facts::at(row.req)];
-                           if (index >= first && index < row.seq_len) r.apply(key, position(row, k));
+                           const std::int64_t begin = f->key_begin[Facts::at(row.req)];
+                           const std::int64_t first = begin + (f->batch.key.present() ? row.cached_len : row.context_len());
+                           if (k >= first && k < begin + row.seq_len) r.apply(key, position(first, k));
                          });
                        }});
     };
     add("leaves the rotary embedding of this step's keys out",
-        [](const Row&, std::int64_t k) { return -static_cast<double>(k); });
+        [](std::int64_t, std::int64_t k) { return -static_cast<double>(k); });
     add("applies the rotary embedding to this step's keys twice",
-        [](const Row&, std::int64_t k) { return static_cast<double>(k); });
+        [](std::int64_t, std::int64_t k) { return static_cast<double>(k); });
     add("rotates this step's keys as if their chunk began at position 0",
-        [](const Row& row, std::int64_t) { return -static_cast<double>(row.context_len()); });
+        [](std::int64_t first, std::int64_t) { return -static_cast<double>(first); });
     for (const int by : {-2, -1, 1, 2})
-      add(formatted("rotates this step's keys by their position {:+}", by), [by](const Row&, std::int64_t) { return by; });
+      add(formatted("rotates this step's keys by their position {:+}", by), [by](std::int64_t, std::int64_t) { return by; });
   }
 
   void of_some_pairs() {
