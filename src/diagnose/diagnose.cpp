@@ -174,11 +174,12 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options, const Fa
   if (!where.ok()) return where.status();
   Diagnosis d;
   const auto line = c.notes.find("problem");
-  d.problem = line != c.notes.end() ? line->second : to_string(problem_of(c.batch, c.cache, c.options));
+  const Facts& caller = names != nullptr ? *names : facts;
+  d.problem = line != c.notes.end() ? line->second : to_string(problem_of(caller.batch, caller.stored, caller.options));
   d.profile = where->reference.profile;
   facts.dequantised_to_query = d.profile.dequantised_to_query;
   const TimeLimit rest = limit.rest();
-  Found found{c, facts, names != nullptr ? *names : facts, observed, where.value(), rest, {}, {}, wrong_padding(c), {}};
+  Found found{c, facts, caller, observed, where.value(), rest, {}, {}, wrong_padding(c), {}};
   if (!found.padding.empty()) d.verdict = DiagnosisVerdict::unknown_cause;
   if (where->any_wrong()) {
     if (options.progress) options.progress("pattern");

@@ -89,6 +89,21 @@ void fill_before(Case& c) {
       for (std::int64_t d = 0; d < c.batch.output.shape[2]; ++d) f32_at(c.batch.output, t, h, d) = 3 * normal(random);
 }
 
+/// Numbers that the buffer did not hold were written: "never writes" is no suspect, in any words, whatever else is unknown.
+TEST(Claims, NumbersUnlikeTheBufferRefuteThatNobodyWrote) {
+  for (const bool known : {false, true}) {
+    Case c = right("q=f32 heads=8:2 d=32 page=8 reqs=4@40,6@70,1@55,5@31,1@90 seed=3");
+    mix_with_row_before(c, {12, 13, 14, 15});
+    if (known) fill_before(c);
+    const Diagnosis d = diagnosed(c);
+    EXPECT_EQ(d.verdict, DiagnosisVerdict::unknown_cause) << to_string(d);
+    EXPECT_FALSE(d.suspicions[0].text.starts_with("never writes")) << to_string(d);
+    EXPECT_THAT(to_string(d), Not(HasSubstr("suspect  never writes"))) << to_string(d);
+    for (const Suspicion& s : d.suspicions)
+      EXPECT_FALSE(known && s.text.starts_with("never writes") && s.explained > 0.01) << to_string(d);
+  }
+}
+
 /// Makes every dim of these rows one value, and fills what the buffer held before with numbers.
 Case with_rows_of(const std::string& line, float value, std::int64_t first, std::int64_t end) {
   Case c = right(line);
@@ -127,6 +142,20 @@ TEST(Claims, OnlyNumbersThatTheBufferHeldProveThatNobodyWrote) {
       EXPECT_EQ(d.verdict == DiagnosisVerdict::unknown_cause, !proved) << to_string(d);
       EXPECT_EQ(d.suspicions[0].text.starts_with("never writes") && d.suspicions[0].certain, proved) << to_string(d);
     }
+}
+
+/// Rows that see no key of the first 32 are NaN; rows that see one of them are right.
+TEST(Claims, TheFirstTileWithoutAKeyHasASize) {
+  Case c = right("q=f32 heads=4:2 d=32 page=16 window=40 reqs=90,60,1@71 seed=8");
+  const faults_detail::Facts f(c.batch, c.cache, c.options);
+  const Model truth(f);
+  for (std::int64_t t = 0; t < f.num_tokens; ++t)
+    for (std::int64_t h = 0; h < 4; ++h)
+      for (std::int64_t d = 0; d < 32 && truth.row(t, h).q_pos >= 71; ++d) f32_at(c.observed, t, h, d) = NAN;
+  const Diagnosis d = diagnosed(c);
+  const auto named = [](const Suspicion& s) { return s.refutation.empty() && s.detail == "tiles of 32 keys"; };
+  EXPECT_TRUE(std::ranges::any_of(d.suspicions, named)) << to_string(d);
+  EXPECT_NE(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
 }
 
 /// A fault holds in five of eight cells; the others hold larger numbers that it does not explain.

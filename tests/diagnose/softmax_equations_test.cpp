@@ -191,6 +191,20 @@ std::vector<double> merged(const Laid& l, Factor&& factor, double divisor) {
   return average(l, weights, divisor);
 }
 
+/// The merge with one split of another row or head.
+std::vector<double> with_split_of(const Model& truth, const Laid& l, N split, const RowHead& other) {
+  const auto inside = [&](N k) { return k / split_of(l) == split; };
+  const Laid from = laid(truth, other);
+  const std::vector<double> own = l.masked([&](N k) { return l.sees(k) && !inside(k); }),
+                            taken = from.masked([&](N k) { return from.sees(k) && inside(k); });
+  const double max = std::max(largest_of(own), largest_of(taken));
+  const std::vector<double> kept = exponentials(own, max), more = exponentials(taken, max);
+  std::vector<double> out = average(l, kept, sum_of(kept) + sum_of(more)),
+                      added = average(from, more, sum_of(kept) + sum_of(more));
+  for (std::size_t d = 0; d < out.size(); ++d) out[d] += added[d];
+  return out;
+}
+
 const char* const kLong = "q=f32 heads=4:2 d=32 page=8 scale=0.4 reqs=20@241,1@390,33@164,1@177 seed=17";
 const char* const kMix = "q=f32 heads=4:2 d=32 page=8 reqs=20@41,1@150,33@64,1@77 seed=3";
 
@@ -302,6 +316,31 @@ const Mistake kMistakes[] = {
        return merged(l, [](const PartialSum&) { return 1.0; }, sum_of(exponentials(l.masked(), largest_of(l.masked()))));
      },
      "does not rescale partial sums", "splits of 160 keys in request 0, 160 in request 1, 64 in request 2, 96 in request 3"},
+    {"SecondSplitLeftOut", kLong,
+     [](const Model&, const Laid& l) { return seeing(l, [&](N k) { return l.sees(k) && k / split_of(l) != 1; }); },
+     "leaves out the result of a split", "the second one, splits of 160 keys in request 0"},
+    {"DenominatorsOfSplitsNotRescaled", kLong,
+     [](const Model&, const Laid& l) {
+       const std::vector<double> scores = l.masked();
+       const double last = largest_of(scores);
+       double running = kNone, sum = 0;
+       for (const PartialSum& part : partial_sums(l)) {
+         running = kNone;
+         for (N k = 0; k < l.row.seq_len; k += 32) {
+           const std::vector<double> tile = l.masked([&](N j) { return j >= k && j < k + 32 && part.weights[Facts::at(j)] > 0; });
+           running = std::max(running, largest_of(tile));
+           if (running > kNone) sum += std::exp(part.max - last) * sum_of(exponentials(tile, running));
+         }
+       }
+       return average(l, exponentials(scores, last), sum);
+     },
+     "does not rescale the denominator", "tiles of 32 keys, splits of 160 keys in request 0"},
+    {"SecondSplitOfTheFirstRow", kLong,
+     [](const Model& truth, const Laid& l) { return with_split_of(truth, l, 1, {l.row.first_token, l.row.head}); },
+     "merges the partial result of another row or head", "the second split of the first row of its request, splits of 160"},
+    {"FirstSplitOfTheHeadBehind", kLong,
+     [](const Model& truth, const Laid& l) { return with_split_of(truth, l, 0, {l.row.token, (l.row.head + 1) % 4}); },
+     "merges the partial result of another row or head", "the first split of the head behind, splits of 160"},
     {"EndsOfSplitsTwice", kLong,
      [](const Model&, const Laid& l) {
        std::vector<double> scores = l.masked();

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <tuple>
 
+#include "diagnose/mechanisms/other_cell.h"
 #include "diagnose/mechanisms/request_splits.h"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
@@ -198,47 +201,36 @@ Plant over_denominator_of(std::function<RowHead(const Facts&, const Row&)> other
 }
 
 void propose_denominator_of(Proposals& list) {
-  struct Other {
-    const char* detail;
-    std::function<RowHead(const Facts&, const Row&)> at;
-  };
-  using N = std::int64_t;
-  std::vector<Other> others;
-  const auto row = [&](const char* detail, N (*index)(N index, N rows)) {
-    others.push_back({detail, [index](const Facts&, const Row& r) {
-                        const N i = r.token - r.first_token, n = std::max<N>(r.query_len, 1);
-                        return RowHead{r.first_token + (index(i, n) % n + n) % n, r.head};
-                      }});
-  };
-  row("of the row behind, in its request", [](N i, N) { return i + 1; });
-  row("of the row before, in its request", [](N i, N) { return i - 1; });
-  row("of the first row of its request", [](N, N) { return N{0}; });
-  row("of the last row of its request", [](N, N n) { return n - 1; });
-  for (const N by : {-1, 1})
-    others.push_back({by < 0 ? "of the head before" : "of the head behind", [by](const Facts& f, const Row& r) {
-                        return RowHead{r.token, (r.head + by + f.num_q_heads) % f.num_q_heads};
-                      }});
-  others.push_back({"of the first head of its group",
-                    [](const Facts& f, const Row& r) { return RowHead{r.token, r.head / f.group * f.group}; }});
-  for (const Other& other : others)
+  for (const OtherCell& other : other_cells())
     for (const bool whole : {false, true})
       list.push_back({"normalisation", "divides by the denominator of another row or head",
-                      formatted("{}{}", other.detail, whole ? ", with its maximum" : ""), kNextNormalisation, 0,
+                      formatted("{}{}", other.text, whole ? ", with its maximum" : ""), kNextNormalisation, 0,
                       over_denominator_of(other.at, whole)});
 }
 
-/// exp(-infinity - -infinity) in rows that see no key of the first tile.
-void propose_nan_of_masked_tile(const Facts& facts, Proposals& list) {
+/// exp(-infinity - -infinity) in rows that see no key of the first tile: tiles that end behind the first keys of right rows, and
+/// not behind that of any row of NaN.
+void propose_nan_of_masked_tile(const Scene& scene, Proposals& list) {
+  const auto begin_of = [f = &scene.facts](const Row& row) { return f->hull(row.req, row.q_pos).begin; };
+  const Model truth(scene.facts);
+  std::int64_t first_nan = std::numeric_limits<std::int64_t>::max(), last_right = 0;
+  for (const Compared* cell : scene.wrong)
+    if (cell->nonfinite > 0) first_nan = std::min(first_nan, begin_of(truth.row(cell->token, cell->head)));
+  for (const Compared& cell : scene.where.rows)
+    if (const std::int64_t begin = begin_of(truth.row(cell.token, cell.head)); !cell.wrong && begin < first_nan)
+      last_right = std::max(last_right, begin);
+  std::vector<std::int64_t> sizes;
   for (std::int64_t tile = 8; tile <= 256; tile *= 2)
-    list.push_back({"normalisation", "makes NaN of rows whose first tile of keys is masked wholly",
-                    formatted("tiles of {} keys", tile),
-                    "a maximum of -infinity stays one: take exp(score - 0) there, which is 0", 0,
-                    result_changed([f = &facts, tile](const Row& row, RowResult& result) {
-                      const Span seen = f->hull(row.req, row.q_pos);
-                      if (seen.begin < tile) return;
-                      std::fill(result.out.begin(), result.out.end(), std::numeric_limits<double>::quiet_NaN());
-                      result.lse = std::numeric_limits<double>::quiet_NaN();
-                    })});
+    if (tile > last_right && tile <= first_nan) sizes.push_back(tile);
+  if (sizes.empty() || first_nan == std::numeric_limits<std::int64_t>::max()) return;
+  const std::string range = sizes.size() > 1 ? formatted("{} to {}", sizes.front(), sizes.back()) : formatted("{}", sizes.back());
+  list.push_back({"normalisation", "makes NaN of rows whose first tile of keys is masked wholly",
+                  formatted("tiles of {} keys", range), "a maximum of -infinity stays one: take exp(score - 0) there, which is 0",
+                  0, result_changed([begin_of, tile = sizes.back()](const Row& row, RowResult& result) {
+                    if (begin_of(row) < tile) return;
+                    std::fill(result.out.begin(), result.out.end(), std::numeric_limits<double>::quiet_NaN());
+                    result.lse = std::numeric_limits<double>::quiet_NaN();
+                  })});
 }
 
 std::vector<std::int64_t> tile_sizes(const Facts& f) {
@@ -271,58 +263,82 @@ void propose_within_splits(const Scene& scene, bool in_lse, Proposals& list) {
   }
 }
 
+/// Changes of the softmax as proposals.
+class Adder {
+ public:
+  Adder(const Scene& scene, Proposals& list) : list_(list) {
+    in_lse_ = std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->wrong_lse; });
+  }
+  bool in_lse() const { return in_lse_; }
+  void add(std::string text, std::string detail, const Change& change) const {
+    list_.push_back({"normalisation", std::move(text), std::move(detail), kNextNormalisation, 0,
+                     [change, in_lse = in_lse_](Model& m) { plant(m, change, in_lse); }});
+  }
+
+ private:
+  Proposals& list_;
+  bool in_lse_ = false;
+};
+
+/// Divisions by another number of the same row.
+void propose_divisors(const Facts& facts, const Adder& to) {
+  const std::int64_t page = facts.page_size;
+  to.add("divides by the number of keys", "", over([](const Sums& s) { return static_cast<double>(s.keys.size()); }));
+  to.add("divides by the number of keys in whole pages", "", over([page](const Sums& s) {
+           const std::int64_t pages = s.keys.back().position / page - s.keys.front().position / page + 1;
+           return static_cast<double>(pages * page);
+         }));
+  to.add("does not divide by the denominator", "", over([](const Sums&) { return 1.0; }));
+  to.add("divides twice by the denominator", "", over([](const Sums& s) { return s.denominator * s.denominator; }));
+  to.add("leaves the last key out of the denominator", "",
+         over([](const Sums& s) { return s.denominator - std::exp(s.scores.back() - s.max); }));
+  to.add("adds the softmax of the maximum, 1, to the denominator", "", over([](const Sums& s) { return s.denominator + 1; }));
+  for (const std::int64_t tile : tile_sizes(facts))
+    for (const bool of_sequence : {false, true})
+      to.add("counts slots behind the end with score 0 in the denominator",
+             formatted("up to the end of a tile of {}, behind {}", tile, of_sequence ? "the sequence" : "the row's last key"),
+             zeros_behind_the_end(tile, of_sequence));
+}
+
+/// Sums that are rescaled in another base, from one tile to the next.
+void propose_other_bases(const Tiles& tiles, const std::string& detail, const Adder& to) {
+  for (const double factor : {std::log(2.0), 1 / std::log(2.0)})
+    for (const auto& [sums, accumulator, denominator] :
+         {std::tuple("the denominator", false, true), {"the accumulator", true, false}, {"both sums", true, true}})
+      to.add(formatted("rescales {} in another base when a later tile raises the maximum", sums),
+             formatted("exp({:.4g} (old max - new max)), {}", factor, detail),
+             rescaled_in_another_base(tiles, factor, accumulator, denominator));
+}
+
+/// Mistakes from one tile of keys to the next.
+void propose_tiles(const Tiles& tiles, const std::string& detail, const Adder& to) {
+  to.add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tiles));
+  for (const std::int64_t from : {1, 2, 3, 4})
+    to.add("does not rescale the accumulator when a later tile raises the maximum",
+           detail + (from == 1 ? "" : formatted(", from tile {} on", from)), accumulator_not_rescaled(tiles, from));
+  to.add("rescales neither sum when a later tile raises the maximum", detail, neither_rescaled(tiles));
+  to.add("leaves the last tile out of the denominator", detail, denominator_without_last_tile(tiles));
+  propose_other_bases(tiles, detail, to);
+  to.add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::last));
+  to.add("keeps only the last tile of the sequence in the denominator", detail,
+         one_tile_in_denominator(tiles, Kept::last_of_sequence));
+  to.add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::first));
+}
+
 }  // namespace
 
 void propose_normalisation(const Scene& scene, Proposals& list) {
-  const bool in_lse = std::any_of(scene.wrong.begin(), scene.wrong.end(), [](const Compared* c) { return c->wrong_lse; });
-  const auto add = [&](std::string text, std::string detail, const Change& change) {
-    list.push_back({"normalisation", std::move(text), std::move(detail), kNextNormalisation, 0,
-                    [change, in_lse](Model& m) { plant(m, change, in_lse); }});
-  };
-  const std::int64_t page = scene.facts.page_size;
-  add("divides by the number of keys", "", over([](const Sums& s) { return static_cast<double>(s.keys.size()); }));
-  add("divides by the number of keys in whole pages", "", over([page](const Sums& s) {
-        const std::int64_t pages = s.keys.back().position / page - s.keys.front().position / page + 1;
-        return static_cast<double>(pages * page);
-      }));
-  add("does not divide by the denominator", "", over([](const Sums&) { return 1.0; }));
-  add("divides twice by the denominator", "", over([](const Sums& s) { return s.denominator * s.denominator; }));
-  add("leaves the last key out of the denominator", "",
-      over([](const Sums& s) { return s.denominator - std::exp(s.scores.back() - s.max); }));
-  add("adds the softmax of the maximum, 1, to the denominator", "", over([](const Sums& s) { return s.denominator + 1; }));
-  for (const std::int64_t tile : tile_sizes(scene.facts))
-    for (const bool of_sequence : {false, true})
-      add("counts slots behind the end with score 0 in the denominator",
-          formatted("up to the end of a tile of {}, behind {}", tile, of_sequence ? "the sequence" : "the row's last key"),
-          zeros_behind_the_end(tile, of_sequence));
+  const Adder to(scene, list);
+  propose_divisors(scene.facts, to);
   propose_denominator_of(list);
-  propose_nan_of_masked_tile(scene.facts, list);
+  propose_nan_of_masked_tile(scene, list);
   for (const std::int64_t size : tile_sizes(scene.facts))
     for (const bool from_first : {false, true}) {
       if (from_first && (size == 1 || !scene.facts.windowed())) continue;
-      const Tiles tiles{size, from_first};
-      const std::string detail = formatted("tiles of {} keys{}", size, from_first ? ", from the row's first key on" : "");
-      add("does not rescale the denominator when a later tile raises the maximum", detail, denominator_not_rescaled(tiles));
-      for (const std::int64_t from : {1, 2, 3, 4})
-        add("does not rescale the accumulator when a later tile raises the maximum",
-            detail + (from == 1 ? "" : formatted(", from tile {} on", from)), accumulator_not_rescaled(tiles, from));
-      add("rescales neither sum when a later tile raises the maximum", detail, neither_rescaled(tiles));
-      add("leaves the last tile out of the denominator", detail, denominator_without_last_tile(tiles));
-      for (const double factor : {std::log(2.0), 1 / std::log(2.0)})
-        for (const bool accumulator : {false, true})
-          for (const bool denominator : {false, true})
-            if (accumulator || denominator)
-              add(formatted("rescales {} in another base when a later tile raises the maximum", !accumulator   ? "the denominator"
-                                                                                                : !denominator ? "the accumulator"
-                                                                                                               : "both sums"),
-                  formatted("exp({:.4g} (old max - new max)), {}", factor, detail),
-                  rescaled_in_another_base(tiles, factor, accumulator, denominator));
-      add("keeps only the last tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::last));
-      add("keeps only the last tile of the sequence in the denominator", detail,
-          one_tile_in_denominator(tiles, Kept::last_of_sequence));
-      add("keeps only the first tile in the denominator", detail, one_tile_in_denominator(tiles, Kept::first));
+      propose_tiles({size, from_first}, formatted("tiles of {} keys{}", size, from_first ? ", from the row's first key on" : ""),
+                    to);
     }
-  propose_within_splits(scene, in_lse, list);
+  propose_within_splits(scene, to.in_lse(), list);
 }
 
 }  // namespace quire::diagnose_detail

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diagnose/mechanisms/request_splits.h"
+#include "diagnose/mechanisms/other_split.h"
 #include "text/formatted.h"
 
 namespace quire::diagnose_detail {
@@ -182,6 +182,7 @@ void propose_by_request(const Scene& scene, bool in_lse, Proposals& list) {
               std::erase_if(list_of_keys, [](const Key& key) { return key.weight == 0; });
             });
           });
+  propose_other_splits(scene, cells, list);
 }
 
 }  // namespace
