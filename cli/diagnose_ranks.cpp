@@ -55,10 +55,11 @@ Report run_diagnose_ranks(const DiagnoseArgs& args, const Terminal& terminal) {
   report.json = {{"schema", "quire.diagnose_ranks/1"}, {"ok", report.exit_code == kOk}, {"exit_code", report.exit_code}};
   report.json.update(report::json_of(d.value()));
   report.json["files"] = args.input;
-  report.text = wrapped(printable(to_string(d.value())), static_cast<std::size_t>(terminal.columns), 9);
+  report.text = printable(to_string(d.value(), {.columns = terminal.columns, .verbose = args.verbose}));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.json["seconds"] = elapsed.count();
-  report.text += formatted("time     {:.2f} s\n", elapsed.count());
+  if (args.verbose) report.text += formatted("time     {:.2f} s\n", elapsed.count());
+  if (!args.verbose && report.exit_code != kOk) report.text += "more     --verbose prints all of it\n";
   return report;
 }
 

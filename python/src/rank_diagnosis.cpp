@@ -12,6 +12,7 @@
 #include "literal.hpp"
 #include "quire/rank_diagnosis.hpp"
 #include "quire/rank_faults.hpp"
+#include "quire/report.hpp"
 #include "types.hpp"
 #include "without_gil.hpp"
 
@@ -52,8 +53,9 @@ std::vector<std::tuple<std::string, std::string, std::string>> causes_of(const R
 }  // namespace
 
 void bind_rank_diagnosis(nb::module_& m) {
-  nb::class_<RankDiagnosis> diagnosis(m, "RankDiagnosis",
-                                      "What is wrong with the result of ranks that share a context; str() is the report.");
+  nb::class_<RankDiagnosis> diagnosis(
+      m, "RankDiagnosis",
+      "What is wrong with the result of ranks that share a context; str() says it in ten lines, text all of it.");
   def_literal(diagnosis, "verdict", &RankDiagnosis::verdict,
               "\"right\", \"cause found\", \"unknown cause\" or \"broken batch\" (ranks disagree, or a rank breaks a rule).");
   diagnosis
@@ -62,11 +64,12 @@ void bind_rank_diagnosis(nb::module_& m) {
           "(\"result of ranks 0, 1\" or \"part of rank 2\", fault, detail) of each fault that explains every element, best "
           "first.")
       .def_ro("disagreements", &RankDiagnosis::disagreements, "What ranks do not agree on, with values.")
-      .def_prop_ro("text", [](const RankDiagnosis& d) { return quire::to_string(d); })
+      .def_prop_ro(
+          "text", [](const RankDiagnosis& d) { return quire::to_string(d); }, "The complete report.")
       .def_prop_ro(
           "json", [](const RankDiagnosis& d) { return quire::to_json(d); }, "The report as JSON, made at each access.")
       .def("__bool__", [](const RankDiagnosis& d) { return d.verdict == quire::DiagnosisVerdict::right; })
-      .def("__str__", [](const RankDiagnosis& d) { return quire::to_string(d); })
+      .def("__str__", [](const RankDiagnosis& d) { return quire::to_string(d, quire::DiagnosisText{}); })
       .def("__repr__", [](const RankDiagnosis& d) { return "<RankDiagnosis " + std::string(name(d.verdict)) + ">"; });
   m.def("diagnose_ranks", &diagnose_ranks, nb::arg("captures"), nb::arg("full"), nb::arg("seconds"),
         "The search for a cause over one capture per rank.");

@@ -126,6 +126,9 @@ def test_a_fault_of_a_ranks_own_attention_goes_to_diagnose(tmp_path):
     assert found.verdict != "right" and "rank 1's own attention, as if it were alone:" in found.text
     assert "part     rank 0: right" in found.text and "result   ranks 0, 1: right" in found.text
     assert " reqs=1x1@40,1x7@30,1x1@61,1x5@2 " in found.text, "the problem line is the caller's, like all row numbers"
+    short = str(found)
+    assert short.count("\n") <= 10 and max(map(len, short.split("\n"))) <= 80, short
+    assert "rank 1: wrong in" in short and "stores the right answer of another row or head" in " ".join(short.split()), short
 
 
 def test_attend_writes_what_diagnose_reads(tmp_path):

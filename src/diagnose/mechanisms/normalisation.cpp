@@ -223,10 +223,10 @@ void propose_nan_of_masked_tile(const Scene& scene, Proposals& list) {
   for (std::int64_t tile = 8; tile <= 256; tile *= 2)
     if (tile > last_right && tile <= first_nan) sizes.push_back(tile);
   if (sizes.empty() || first_nan == std::numeric_limits<std::int64_t>::max()) return;
-  const std::string range = sizes.size() > 1 ? formatted("{} to {}", sizes.front(), sizes.back()) : formatted("{}", sizes.back());
   list.push_back({"normalisation", "makes NaN of rows whose first tile of keys is masked wholly",
-                  formatted("tiles of {} keys", range), "a maximum of -infinity stays one: take exp(score - 0) there, which is 0",
-                  0, result_changed([begin_of, tile = sizes.back()](const Row& row, RowResult& result) {
+                  formatted("tiles of {} keys", fmt::join(sizes, " or ")),
+                  "a maximum of -infinity stays one: take exp(score - 0) there, which is 0", sizes.size() > 1 ? 1 : 0,
+                  result_changed([begin_of, tile = sizes.back()](const Row& row, RowResult& result) {
                     if (begin_of(row) < tile) return;
                     std::fill(result.out.begin(), result.out.end(), std::numeric_limits<double>::quiet_NaN());
                     result.lse = std::numeric_limits<double>::quiet_NaN();

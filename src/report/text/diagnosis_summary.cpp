@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A diagnosis in at most ten lines: verdict, pattern, cause, next step. What does not fit is cut between words; the complete text
 // (diagnosis.cpp) has it.
-#include <numeric>
-
 #include "quire/report.hpp"
 #include "report/text/diagnosis_words.h"
+#include "report/text/entries.h"
 #include "text/wrap.h"
 
 namespace quire {
@@ -12,60 +11,7 @@ namespace {
 
 using namespace report;
 
-constexpr std::size_t kMostLines = 10;  // the command adds two: the reduced capture, and where more is said
-constexpr std::size_t kLabel = 9;       // width of a label
 constexpr std::size_t kNamedAsGood = 3, kNamedRules = 3, kNamedSuspects = 2, kNamedFacts = 3;
-
-/// A label, and the text behind it.
-struct Entry {
-  std::string label, text;
-  std::size_t most;  ///< lines
-  std::vector<std::string> lines = {};
-};
-
-/// Cuts a text to its first lines.
-void cut(Entry& entry, std::size_t lines, std::size_t columns) {
-  constexpr std::string_view kCut = " ...";
-  if (entry.lines.size() <= lines) return;
-  entry.lines.resize(lines);
-  std::string& last = entry.lines.back();
-  while (last.size() + kCut.size() > columns && last.rfind(' ') != last.npos) last.resize(last.rfind(' '));
-  last += kCut;
-}
-
-/// The entries as lines, the longest ones cut until all fit.
-std::string fitted(std::vector<Entry> entries, std::size_t columns) {
-  const std::size_t room = columns > kLabel ? columns - kLabel : 0;
-  for (Entry& entry : entries) {
-    entry.lines = lines_of(entry.text, room);
-    cut(entry, entry.most, room);
-  }
-  const auto total = [&] {
-    return std::accumulate(entries.begin(), entries.end(), std::size_t{0},
-                           [](std::size_t sum, const Entry& entry) { return sum + entry.lines.size(); });
-  };
-  // The cause keeps its lines longest; what says the same in other words gives way first.
-  const auto spare = [](const Entry& entry) {
-    const std::size_t first = entry.label == "as good" || entry.label == "fact" ? 1 : 0;
-    return 2 * entry.lines.size() + first - (entry.label == "cause" ? 2 : 0);
-  };
-  while (total() > kMostLines) {
-    const auto longest =
-        std::ranges::max_element(entries, {}, [&](const Entry& entry) { return entry.lines.size() > 1 ? spare(entry) : 0; });
-    if (longest->lines.size() > 1) {
-      cut(*longest, longest->lines.size() - 1, room);
-    } else {
-      entries.pop_back();
-    }
-  }
-  std::string text, before;
-  for (const Entry& entry : entries)
-    for (std::size_t i = 0; i < entry.lines.size(); ++i) {
-      text += formatted("{:<{}}{}\n", i > 0 || entry.label == before ? "" : entry.label, kLabel, entry.lines[i]);
-      before = entry.label;
-    }
-  return text;
-}
 
 std::string listed(const std::vector<std::string>& names, std::size_t most, const char* between) {
   const std::span<const std::string> shown = std::span(names).first(std::min(most, names.size()));
@@ -144,6 +90,10 @@ void add_part(const Diagnosis& d, const DiagnosisPart& part, std::vector<Entry>&
   if (&part == &d.parts.front()) add_next(d, own, entries);
 }
 
+}  // namespace
+
+namespace report {
+
 std::vector<Entry> entries_of(const Diagnosis& d) {
   std::vector<Entry> entries;
   const std::string stopped =
@@ -169,7 +119,7 @@ std::vector<Entry> entries_of(const Diagnosis& d) {
   return entries;
 }
 
-}  // namespace
+}  // namespace report
 
 std::string to_string(const Diagnosis& d, const DiagnosisText& as) {
   const auto columns = static_cast<std::size_t>(std::max<std::int64_t>(0, as.columns));
