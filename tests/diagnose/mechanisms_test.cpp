@@ -280,6 +280,31 @@ TEST(MechanismsOfScales, TheScaleOfHeadZeroIsNamedWhereHeadsDifferLittle) {
   EXPECT_TRUE(std::any_of(d.suspicions.begin(), d.suspicions.end(), named)) << to_string(d);
 }
 
+/// Scales of the logical page, or in an order of axes that they do not have, beside codes of the right slot.
+TEST(MechanismsOfScales, ScalesFromElsewhereAreNamed) {
+  for (const bool logical : {true, false}) {
+    Case c = made(kTokenScales);
+    for (const Tensor* t : {&c.cache.k_scale, &c.cache.v_scale})  // those of pages that no right kernel reads, too
+      for (std::int64_t n = 0; n < t->num_elements(); ++n)
+        if (float& scale = static_cast<float*>(t->data)[n]; !std::isfinite(scale)) scale = 0.01F * static_cast<float>(1 + n % 7);
+    Equation equation(c);
+    const std::int64_t pages = c.cache.k.shape[0], heads = c.cache.k_scale.shape[2];
+    for (const bool of_value : {false, true})
+      (of_value ? equation.value : equation.key) = [=, &equation](const EquationRow& r, std::int64_t k, std::int64_t d) {
+        const std::int64_t page = equation.page(r.request, k / 8), head = equation.kv_head(r.head);
+        const std::int64_t flat = (head * pages + page) * 8 + k % 8;
+        const double scale = logical ? equation.scale_at(of_value, k / 8, k % 8, head)
+                                     : equation.scale_at(of_value, flat / (8 * heads), flat / heads % 8, flat % heads);
+        return equation.code(of_value, page, k % 8, head, d) * scale;
+      };
+    equation.write();
+    const Diagnosis d = diagnosed(c);
+    EXPECT_EQ(d.verdict, DiagnosisVerdict::cause_found) << to_string(d);
+    EXPECT_EQ(d.suspicions[0].text, "takes scales of tokens from elsewhere (K and V)") << to_string(d);
+    EXPECT_THAT(d.suspicions[0].detail, HasSubstr(logical ? "logical page" : "[head, page, slot]")) << to_string(d);
+  }
+}
+
 /// Keys and values of a latent row in two tensors, of which V begins K, as engines of two caches hold them.
 TEST(MechanismsOfLatentRows, ValuesFromTheLastDimsOfKAreNamed) {
   Case c = made(kLatent);

@@ -60,6 +60,7 @@ void propose_kv_head(const Scene& scene, Proposals& list);
 void propose_table_row(const Scene& scene, Proposals& list);
 void propose_page(const Scene& scene, Proposals& list);
 void propose_page_contents(const Scene& scene, Proposals& list);
+void propose_token_scales(const Scene& scene, Proposals& list);
 void propose_new_rows(const Scene& scene, Proposals& list);
 void propose_census(const Scene& scene, Proposals& list);
 void propose_positions(const Scene& scene, Proposals& list);

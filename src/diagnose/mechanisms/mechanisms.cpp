@@ -90,6 +90,7 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
                                    {"page", propose_page},
                                    {"page_contents", propose_page_contents},
                                    {"shapes", propose_shapes},
+                                   {"token_scales", propose_token_scales},
                                    {"new_rows", propose_new_rows},
                                    {"census", propose_census},
                                    {"positions", propose_positions},
