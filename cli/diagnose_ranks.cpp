@@ -5,9 +5,9 @@
 
 #include "commands.h"
 #include "progress.h"
+#include "quire/report.hpp"
 #include "report/json/json.h"
 #include "text/formatted.h"
-#include "text/wrap.h"
 
 namespace quire::cli {
 namespace {
