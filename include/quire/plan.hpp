@@ -76,6 +76,8 @@ struct Bounds {
   std::int64_t max_seq_len = 0;
   /// Whether max_seq_len comes from the table's width. A longer request is then no error: its window may see none of the table.
   bool seq_len_from_shapes = false;
+  /// Whether max_query_len is num_tokens because nobody said more: if there are several requests, it is then a guess.
+  bool query_len_from_shapes = false;
   bool operator==(const Bounds&) const = default;
 };
 

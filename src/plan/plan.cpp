@@ -123,6 +123,7 @@ Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettin
   a.bounds.num_reqs = batch.seq_lens.shape[0];
   a.bounds.num_tokens = batch.query.shape[0];
   a.bounds.max_query_len = assume(a, "query_len", a.bounds.num_tokens, "num_tokens", settings.max_query_len);
+  a.bounds.query_len_from_shapes = settings.max_query_len <= 0 || settings.max_query_len > a.bounds.num_tokens;
   const std::int64_t columns = batch.block_table.shape[1], size = page_size(cache);
   std::int64_t longest = columns * size;  // both are below 2^31
   std::string why = formatted("{} table columns x {} tokens per page", columns, size);

@@ -183,6 +183,7 @@ TEST(DeviceLists, DecodeIsNotDividedForRequestsThatMayNotBeThere) {
     Plan unread = plan(p, sm90).value();
     unread.assumptions = {"lengths were not read"};
     unread.bounds.num_tokens = tokens;
+    unread.bounds.query_len_from_shapes = max_query_len == 0;
     unread.bounds.max_query_len = max_query_len == 0 ? tokens : max_query_len;
     EXPECT_TRUE(plan_detail::size_lists(unread).ok());
     return unread.work().lists.size() == 2 && unread.work().lists[1].beside;
@@ -191,6 +192,21 @@ TEST(DeviceLists, DecodeIsNotDividedForRequestsThatMayNotBeThere) {
   EXPECT_FALSE(is_beside(128, 0)) << "two rows each still fit a tile of decode";
   EXPECT_TRUE(is_beside(129, 0)) << "somebody has more";
   EXPECT_TRUE(is_beside(64, 33)) << "the caller says that somebody may have";
+}
+
+// A request without rows makes the longest request's length that of the batch. A soak on an H200 found such rows in prefill,
+// which rounds their weights: the plan had taken a length that the caller said for a guess.
+TEST(DeviceLists, ALengthThatTheCallerSaysIsNoGuess) {
+  const Problem p = parse_problem_line("q=f16 heads=2:1 d=64 page=8 reqs=1x0,1x5")->problem;
+  Plan plan_of_unread = plan(p, find_device("sm90").value()).value();
+  ASSERT_EQ(plan_of_unread.work().lists.size(), 1u) << "wide tiles of decode alone";
+  plan_of_unread.assumptions = {"query_len <= 5 (PlanSettings)"};
+  ASSERT_TRUE(plan_detail::size_lists(plan_of_unread).ok());
+  EXPECT_EQ(plan_of_unread.work().lists.size(), 1u);
+  EXPECT_FALSE(rounds_weights(plan_of_unread, 5));
+  plan_of_unread.bounds.query_len_from_shapes = true;
+  ASSERT_TRUE(plan_detail::size_lists(plan_of_unread).ok());
+  EXPECT_TRUE(rounds_weights(plan_of_unread, 5)) << "nobody said it: narrow tiles of decode, and prefill";
 }
 
 // A query row of a group that fits no tile of decode is prefill's where its weights may be rounded: it takes all rows, and

@@ -88,9 +88,7 @@ bool is_worth_dividing(const Plan& plan) {
 }
 
 /// Whether nobody said how long a request's query is at most, and several requests share the batch's tokens.
-bool guesses_query_len(const Plan& plan) {
-  return !plan.assumptions.empty() && plan.bounds.num_reqs > 1 && plan.bounds.max_query_len == plan.bounds.num_tokens;
-}
+bool guesses_query_len(const Plan& plan) { return plan.bounds.query_len_from_shapes && plan.bounds.num_reqs > 1; }
 
 /// Whether nobody said how long a request's query is at most, and all may be decode rows: no request needs more than `rows` score
 /// rows for all tokens to be spoken for. So it is in most steps of an engine, and a division would cost them what it may save in
