@@ -11,9 +11,11 @@ namespace {
 constexpr std::byte kCanary{0xA5};
 constexpr std::int64_t kGuardElements = 64;  // elements before and after
 
-/// Quiet NaNs with a payload.
+/// Quiet NaNs with a payload. fp8_e4m3fn has two NaNs: the negative one, which kernels do not write. A number would do for no
+/// type: a row of one dim may have it as its output.
 std::uint32_t fill_bits(DType dtype) {
   switch (dtype) {
+    case DType::fp8_e4m3fn: return 0xFF;
     case DType::f16: return 0x7EA5;
     case DType::bf16: return 0x7FE5;
     default: return 0x7FC5A5A5;

@@ -37,6 +37,10 @@ Case case_of(const Injected& injected, const ProblemLine& line) {
 }
 
 TEST_P(InjectedFaults, AreCaughtOnEveryKernelAndOnlyWhileTheyAreOn) {
+#ifdef __SANITIZE_THREAD__
+  const std::string_view id = GetParam().id;
+  if (id == "row_padding_written" || id == "merged_at_first_part") GTEST_SKIP() << "the planted bug is a race between threads";
+#endif
   for (const std::string& kernel : host_kernels()) {
     const ProblemLine own = line_of(GetParam());
     if (own.problem.has_token_scales() && !takes(kernel, own.problem)) continue;  // refused, with a reason

@@ -110,7 +110,7 @@ TEST(WithoutThreads, ReferenceDiagnoseAndVerifyGiveTheSameAnswer) {
   const auto answers = [&] {
     const Result<Reference> r = reference(c.batch, c.cache, c.options);
     EXPECT_TRUE(r.ok()) << r.status().message();
-    const Result<Diagnosis> d = diagnose(c, {.full = false, .seconds = 5.0, .progress = {}});
+    const Result<Diagnosis> d = diagnose(c, {.full = false, .seconds = 60, .progress = {}});
     EXPECT_TRUE(d.ok()) << d.status().message();
     const Result<Verdict> v = verify(backend_target("cpu_generic", 4).value(), few);
     EXPECT_TRUE(v.ok()) << v.status().message();

@@ -18,6 +18,7 @@
 #include "quire/verify.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
+#include "verify/guarded.h"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 #include "verify/mutants.h"
@@ -802,6 +803,16 @@ TEST(Verify, RowsThatRoundNoWeightsAreJudgedWithoutThatTolerance) {
   EXPECT_THAT(to_string(v), HasSubstr("output[token 9,")) << "the only row that is judged strictly";
   t.rounded_rows = [](const Case& c) { return std::vector<bool>(static_cast<std::size_t>(c.batch.query.shape[0]), true); };
   EXPECT_EQ(run(t, options).cases.at(0).status, CaseStatus::pass);
+}
+
+// An output of one byte that was right counted as never written: the fill of fp8 rows was a number.
+TEST(Verify, NoRightOutputLooksUnwritten) {
+  const Verdict v = run(cpu(), line_only("q=f32 heads=1:1 d=1 page=1 reqs=1x60 out=fp8_e4m3fn sinks=1 seed=612018"));
+  EXPECT_EQ(v.cases.at(0).status, CaseStatus::pass) << to_string(v);
+  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::fp8_e4m3fn}) {
+    const std::vector<std::byte> fill = fill_pattern(type, 1);
+    EXPECT_TRUE(std::isnan(semantics::load(fill.data(), type, 0))) << name(type);
+  }
 }
 
 }  // namespace
