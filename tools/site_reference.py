@@ -34,26 +34,28 @@ def python_reference() -> str:
         import quire
     except ImportError:
         return "*The package was not installed when this page was built.*\n"
-    public = [name for name in dir(quire) if not name.startswith("_") and callable(getattr(quire, name))]
+    places = {name: module for module in (quire, quire.results, quire.errors, quire.hooks) for name in module.__all__
+              if not name.startswith("_") and callable(getattr(module, name))}
+    public = list(places)
     named = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, "Other": [name for name in public if name not in named]}
     parts = []
     for title, names in groups.items():
-        parts += [f"## {title}\n"] + [entry(quire, name) for name in names if name in public]
+        parts += [f"## {title}\n"] + [entry(places[name], name) for name in names if name in public]
     return "\n".join(parts + ["## Modules\n"] + [f"::: {module}\n" for module in MODULES])
 
 
-def entry(quire, name: str) -> str:
-    """An entry of mkdocstrings; for overloads, which it does not collect from stubs, their signatures and the docstring."""
+def entry(module, name: str) -> str:
+    """An entry of mkdocstrings for a name of a module; for overloads, which it does not collect from stubs, their signatures and the docstring."""
     from quire import _quire
 
     stub = Path(_quire.__file__).with_name("_quire.pyi").read_text(encoding="utf-8")
     overloads = re.findall(rf"(?m)^@overload\n(def {name}\(.*?\) -> .*?):", stub)
     if overloads:
-        text = (getattr(quire, name).__doc__ or "").strip()
+        text = (getattr(module, name).__doc__ or "").strip()
         return f"### {name}\n\n```python\n" + "\n".join(overloads) + f"\n```\n\n```text\n{text}\n```\n"
     # The package wraps some functions of the compiled module for better errors; the stub has their signatures.
-    return f"::: quire._quire.{name}\n" if hasattr(_quire, name) else f"::: {getattr(quire, name).__module__}.{name}\n"
+    return f"::: quire._quire.{name}\n" if hasattr(_quire, name) else f"::: {getattr(module, name).__module__}.{name}\n"
 
 
 # --- C++ --------------------------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Scheduler:
             try:
                 self.pool.reserve(request.id, num_tokens)
                 return nobody
-            except quire.OutOfPagesError:
+            except quire.errors.OutOfPagesError:
                 victim = self.pool.victim()
                 self._preempt(next(r for r in self.running if r.id == victim))
                 nobody = False

@@ -181,7 +181,7 @@ def run(batch: Batch, library: Any, backend: str, fault: Fault | None = None, bi
     for how, kernel, set_so in ways:
         try:
             done.append((run_attend(call, how, kernel, set_so, result), call.outputs[-1]))
-        except quire.DeviceError:
+        except quire.errors.DeviceError:
             raise
         except quire.Error as error:
             result.refused.append(f"{how} {kernel or ''}: {type(error).__name__}: {error}")
@@ -206,7 +206,7 @@ def run_append(call: Call, library: Any, result: Result, dtype: str | None = Non
     try:
         quire.append(quire.KVCache(**call.keywords["cache"]), key, value, slots)
         after = library.back([call.inputs])[0]
-    except quire.DeviceError:
+    except quire.errors.DeviceError:
         raise
     except quire.Error as error:
         result.refused.append(f"append {rows.dtype}: {type(error).__name__}: {error}")

@@ -34,60 +34,28 @@ from quire._messages import show_constructors as _show_constructors
 from quire._notebook import show_in_notebooks as _show_in_notebooks
 from quire._quire import (
     Batch,
-    BoundCall,
-    CacheComparison,
-    CachePart,
     Case,
-    CaseResult,
-    CheckResult,
-    Comparison,
-    Diagnosis,
-    Explanation,
-    Fault,
-    Finding,
-    Findings,
     KVCache,
-    LedgerEntry,
-    Mismatch,
-    MutantResult,
     Options,
     PagePool,
-    PeerPower,
     Plan,
-    PoolMemory,
-    PoolStats,
-    ProblemLine,
-    Reference,
-    Refusal,
-    Rule,
     SlotLedger,
-    SoakCounts,
-    SoakFinding,
-    SoakResult,
-    Suspicion,
-    Verdict,
 )
 from quire._quire import version as __version__
 from quire.errors import (
     ArgumentError,
     ContractError,
-    DeviceError,
     Error,
-    FileError,
-    InternalError,
-    OutOfMemoryError,
-    OutOfPagesError,
-    ParseError,
-    RankError,
     UnsupportedError,
 )
 from quire import cascade as cascade
 from quire import distributed as distributed
+from quire import results as results
 from quire import sparse as sparse
 from quire import targets as targets
 from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify
-from quire.hooks import CaptureWarning, Recorder, capture, record
+from quire.hooks import capture, record
 
 # Wrong calls say which argument is wrong; the constructors of Batch and its like do so themselves. quire.info is imported after
 # this call, so its functions do so, too.
@@ -120,56 +88,21 @@ write_capture = _quire.write_capture
 from quire import info as info
 
 _show_constructors(Batch, KVCache, Options, PagePool, SlotLedger)
-_show_in_notebooks(globals())
+_show_in_notebooks(_quire)
 _logging.getLogger("quire").addHandler(_logging.NullHandler())
 
 __all__ = [
     "ArgumentError",
     "Batch",
-    "BoundCall",
-    "CacheComparison",
-    "CachePart",
-    "CaptureWarning",
     "Case",
-    "CaseResult",
-    "CheckResult",
-    "Comparison",
     "ContractError",
-    "DeviceError",
-    "Diagnosis",
     "Error",
-    "Explanation",
-    "Fault",
-    "FileError",
-    "Finding",
-    "Findings",
-    "InternalError",
     "KVCache",
-    "LedgerEntry",
-    "Mismatch",
-    "MutantResult",
     "Options",
-    "OutOfMemoryError",
-    "OutOfPagesError",
     "PagePool",
-    "PeerPower",
-    "ParseError",
     "Plan",
-    "PoolMemory",
-    "PoolStats",
-    "ProblemLine",
-    "RankError",
-    "Recorder",
-    "Reference",
-    "Refusal",
-    "Rule",
     "SlotLedger",
-    "SoakCounts",
-    "SoakFinding",
-    "SoakResult",
-    "Suspicion",
     "UnsupportedError",
-    "Verdict",
     "__version__",
     "append",
     "attend",
@@ -198,6 +131,7 @@ __all__ = [
     "reduce_case",
     "reference",
     "render_html",
+    "results",
     "rules",
     "set_num_threads",
     "targets",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from html import escape
+from types import ModuleType
 from typing import Any
 
 
@@ -39,9 +40,9 @@ def _case(case: Any) -> dict[str, Any]:
     return {"batch": case.batch, "cache": case.cache, "options": case.options, "observed output": "yes" if observed else "no", **case.notes}
 
 
-def show_in_notebooks(names: Mapping[str, Any]) -> None:
-    """names: of the package, which has the classes below; a build with attention only lacks some."""
+def show_in_notebooks(module: ModuleType) -> None:
+    """module: the compiled one, which has the classes below, or stand-ins in a build with attention only."""
     for name in ("Comparison", "Explanation", "Verdict", "Findings"):
-        names[name]._repr_html_ = _text
+        getattr(module, name)._repr_html_ = _text
     for name, numbers in (("PagePool", _pool), ("SlotLedger", _ledger), ("Reference", _reference), ("Case", _case)):
-        names[name]._repr_html_ = _table(numbers)
+        getattr(module, name)._repr_html_ = _table(numbers)

@@ -89,7 +89,7 @@ def test_a_wrong_call_is_noticed_and_named(tmp_path, adapter):
     def forgets_the_window(q, kv, step, window):
         return attend_returned(q, kv, step, None)
 
-    with pytest.warns(quire.CaptureWarning, match=r"forgets_the_window: output\[token \d+, .*saved .*quire diagnose"):
+    with pytest.warns(quire.hooks.CaptureWarning, match=r"forgets_the_window: output\[token \d+, .*saved .*quire diagnose"):
         forgets_the_window(*arguments(job))
     found = quire.diagnose(forgets_the_window.recorder.paths[0])
     assert found.verdict == "cause found" and "window" in found.suspicions[0].text, found.text
@@ -133,7 +133,7 @@ def test_everything_that_a_batch_can_ask_for_arrives(tmp_path):
 def test_a_wrong_adapter_is_named_and_the_op_runs(tmp_path, adapter, message):
     job = a_job()
     recorded = quire.record(tmp_path, when="always", adapter=adapter)(attend_returned)
-    with pytest.warns(quire.CaptureWarning, match="attend_returned: this call cannot be recorded: .*" + message):
+    with pytest.warns(quire.hooks.CaptureWarning, match="attend_returned: this call cannot be recorded: .*" + message):
         out = recorded(*arguments(job))
     job.judge(out, window=WINDOW)
     assert not recorded.recorder.paths
@@ -143,7 +143,7 @@ def test_an_output_that_nobody_names(tmp_path):
     job = a_job()
     out = np.full_like(job.q, np.nan)
     recorded = quire.record(tmp_path, when="always", adapter=lambda *a, out: as_objects(*a))(attend_in_place)
-    with pytest.warns(quire.CaptureWarning, match="returned None, and the batch of the adapter names no output"):
+    with pytest.warns(quire.hooks.CaptureWarning, match="returned None, and the batch of the adapter names no output"):
         recorded(*arguments(job), out=out)
     assert not recorded.recorder.paths
 
@@ -161,14 +161,14 @@ def test_without_an_adapter_the_error_says_how(tmp_path):
 def test_arguments_that_a_known_op_needs(tmp_path):
     """KeyError: 'k' said nothing."""
     recorded = quire.record(tmp_path, op="unified_attention")(lambda q, kv, step, window: 7)
-    with pytest.warns(quire.CaptureWarning, match=r"the call has no .*softcap.*; it has not the signature of unified_attention: .*" + HOW):
+    with pytest.warns(quire.hooks.CaptureWarning, match=r"the call has no .*softcap.*; it has not the signature of unified_attention: .*" + HOW):
         assert recorded(*arguments(a_job())) == 7
 
     @quire.record(tmp_path, op="flash_attn_varlen_func")
     def named(**kwargs):
         return 7
 
-    with pytest.warns(quire.CaptureWarning, match=r"the call has no k, v, cu_seqlens_q; it has not the signature of flash.*" + HOW):
+    with pytest.warns(quire.hooks.CaptureWarning, match=r"the call has no k, v, cu_seqlens_q; it has not the signature of flash.*" + HOW):
         assert named(q=a_job().q, kv=None) == 7
 
 

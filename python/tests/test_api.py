@@ -215,7 +215,7 @@ def test_explain():
 def test_problem_lines():
     line = quire.parse_problem_line(LINE)
     assert quire.parse_problem_line(str(line)).num_tokens == line.num_tokens == 69 and line.seed == 4
-    with pytest.raises(quire.ParseError, match="q=") as caught:
+    with pytest.raises(quire.errors.ParseError, match="q=") as caught:
         quire.parse_problem_line("q=f12")
     assert caught.value.code == "parse_error" and isinstance(caught.value, ValueError)
 
@@ -429,7 +429,7 @@ def test_page_pool():
     assert all(ledger.shared_with(int(pool.block_table(1)[0]), 2) for ledger in ledgers)
     assert pool.stats.pages_shared == 2 and pool.stats.prefix_hit_tokens == 8 and pool.stats.pages_in_use == 4
     pool.add(3, list(range(100, 140)))
-    with pytest.raises(quire.OutOfPagesError) as caught:
+    with pytest.raises(quire.errors.OutOfPagesError) as caught:
         pool.reserve(3, 40)
     assert caught.value.code == "out_of_pages"
     for call, text in (
@@ -458,12 +458,12 @@ def test_page_pool():
 
 
 def test_capture_errors(tmp_path):
-    with pytest.raises(quire.FileError) as caught:
+    with pytest.raises(quire.errors.FileError) as caught:
         quire.read_capture(tmp_path / "none.safetensors")
     assert isinstance(caught.value, OSError) and caught.value.code == "io_error"
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"\xff" * 64)
-    with pytest.raises(quire.ParseError):
+    with pytest.raises(quire.errors.ParseError):
         quire.read_capture(broken)
 
 

@@ -259,6 +259,6 @@ def test_ranks_that_disagree_or_are_refused():
 
     first, second = on_ranks(Group.local(2, timeout=5), short)
     assert isinstance(second, quire.ArgumentError) and "the rows of this rank (ZigZag.rows)" in str(second)
-    assert isinstance(first, quire.RankError) and "rank 1 failed: ArgumentError: query" in str(first)
+    assert isinstance(first, quire.errors.RankError) and "rank 1 failed: ArgumentError: query" in str(first)
     with pytest.raises(quire.ArgumentError, match="rank 2 of 2, expected 0 <= rank < world"):
         ZigZag(2, 2, LENGTHS)

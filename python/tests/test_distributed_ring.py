@@ -344,4 +344,4 @@ def test_a_rank_that_stays_away_is_named():
 
     results = on_ranks(Group.local(3, timeout=1), body)
     for rank in (0, 2):
-        assert isinstance(results[rank], quire.RankError) and results[rank].ranks == (1,), results[rank]
+        assert isinstance(results[rank], quire.errors.RankError) and results[rank].ranks == (1,), results[rank]

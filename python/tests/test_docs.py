@@ -29,7 +29,7 @@ def test_the_adapter_of_the_page(tmp_path, monkeypatch):
     names = {"quire": quire, "my_kernel": forgets_the_window}
     exec(source, names)
     step = types.SimpleNamespace(starts=b.query_start_loc, lens=b.seq_lens, table=b.block_table)
-    with pytest.warns(quire.CaptureWarning, match="decode: output.*saved captures/decode-"):
+    with pytest.warns(quire.hooks.CaptureWarning, match="decode: output.*saved captures/decode-"):
         names["decode"](b.query, (c.k, c.v), step, window=9)
     (path,) = names["decode"].recorder.paths
     assert quire.diagnose(path).verdict == "cause found"

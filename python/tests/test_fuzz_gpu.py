@@ -99,7 +99,7 @@ def test_every_field_is_drawn():
     not_read_by_attend = {"slot_mapping", "request_ids"}
     said_otherwise = {"dtype", "v_dtype", "layout", "output", "lse", "padding"}
     assert arguments - not_read_by_attend - said_otherwise == seen & arguments
-    with pytest.raises(quire.ParseError) as refused:
+    with pytest.raises(quire.errors.ParseError) as refused:
         quire.parse_problem_line("q=f32 kv=none heads=1:1 d=8 page=8 reqs=1")
     assert {*batches.CACHE_TYPES, "f32", "fp8_ds_mla"} == set(str(refused.value).split("one of ")[1].split(", "))
 

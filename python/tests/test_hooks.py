@@ -94,7 +94,7 @@ def test_the_first_wrong_call_is_recorded(tmp_path, lib, fault):
     job = a_job()
     args, out = call(job, lib)
     recorded = quire.record(tmp_path)(faulty(fault))
-    with pytest.warns(quire.CaptureWarning, match=r"output\[token \d+, head \d+, dim \d+\].*saved .*quire diagnose"):
+    with pytest.warns(quire.hooks.CaptureWarning, match=r"output\[token \d+, head \d+, dim \d+\].*saved .*quire diagnose"):
         recorded(**args)
     recorded(**args)
     recorder = recorded.recorder
@@ -116,7 +116,7 @@ def test_one_unwritten_row_of_many_is_noticed(tmp_path):
     recorded = quire.record(tmp_path)(chunked_prefill_paged_decode)
     args, out = call(job, NumpyLibrary)
     out[:] = 0.25
-    with pytest.warns(quire.CaptureWarning, match=r"output\[token 700"):
+    with pytest.warns(quire.hooks.CaptureWarning, match=r"output\[token 700"):
         recorded(**args)
     case = quire.read_capture(recorded.recorder.paths[0])
     assert (case.batch.output[700] == 0.25).all() and (case.observed[700] == 0.25).all()
@@ -131,7 +131,7 @@ def test_repeated_calls_look_at_other_heads(tmp_path):
 
     recorded = quire.record(tmp_path, budget_ms=0.01)(faulty(fault))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", quire.CaptureWarning)
+        warnings.simplefilter("ignore", quire.hooks.CaptureWarning)
         for _ in range(60):
             recorded(**call(job, NumpyLibrary)[0])
     assert recorded.recorder.mismatches == 1
@@ -142,7 +142,7 @@ def test_exceptions_pass_and_are_recorded(tmp_path):
     def chunked_prefill_paged_decode(**kwargs):
         raise ValueError("no kernel for this")
 
-    with pytest.warns(quire.CaptureWarning, match="no kernel for this"), pytest.raises(ValueError, match="no kernel for this"):
+    with pytest.warns(quire.hooks.CaptureWarning, match="no kernel for this"), pytest.raises(ValueError, match="no kernel for this"):
         chunked_prefill_paged_decode(**call(a_job(), NumpyLibrary)[0])
     case = quire.read_capture(chunked_prefill_paged_decode.recorder.paths[0])
     assert case.notes["raised"] == "ValueError: no kernel for this" and case.observed is None
@@ -156,7 +156,7 @@ def test_a_broken_call_is_a_finding(tmp_path):
     def op(**kwargs):
         return "untouched"
 
-    with pytest.warns(quire.CaptureWarning, match="breaks the contract: Q-T"):
+    with pytest.warns(quire.hooks.CaptureWarning, match="breaks the contract: Q-T"):
         assert op(**call(job, NumpyLibrary)[0]) == "untouched"
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_recorded_warns_once_and_runs(tmp_path):
         return 7
 
     arguments = {**unified_args(a_job()), "use_alibi_sqrt": True}
-    with pytest.warns(quire.CaptureWarning, match="cannot be recorded: .*use_alibi_sqrt"):
+    with pytest.warns(quire.hooks.CaptureWarning, match="cannot be recorded: .*use_alibi_sqrt"):
         assert op(**arguments) == 7
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_written_warns(tmp_path):
     (tmp_path / "taken").write_text("a file where a folder is needed")
     job = a_job()
     with quire.capture(tmp_path / "taken" / "x.safetensors", when="always") as recorder:
-        with pytest.warns(quire.CaptureWarning, match="cannot be recorded"):
+        with pytest.warns(quire.hooks.CaptureWarning, match="cannot be recorded"):
             out = good(job)
     job.judge(out)
     assert not recorder.paths

@@ -427,7 +427,7 @@ def test_an_interface_alone_is_an_array():
 
 
 def test_no_memory_is_an_out_of_memory_error():
-    with pytest.raises(quire.OutOfMemoryError, match="SlotLedger: no memory for 1099511627776 pages of 16 slots") as caught:
+    with pytest.raises(quire.errors.OutOfMemoryError, match="SlotLedger: no memory for 1099511627776 pages of 16 slots") as caught:
         quire.SlotLedger(2**40, 16)
     assert isinstance(caught.value, MemoryError)
     with pytest.raises(MemoryError):
@@ -441,7 +441,7 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
 try:
     quire.reference(c.batch, c.cache)
-except quire.OutOfMemoryError as error:
+except quire.errors.OutOfMemoryError as error:
     print("reference: out of memory" in str(error))
 """
 

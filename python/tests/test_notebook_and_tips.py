@@ -38,12 +38,12 @@ def test_call_tips_know_defaults():
 def test_call_tips_know_every_function_and_method():
     named = [(name, getattr(quire, name)) for name in quire.__all__]
     functions = [(name, thing) for name, thing in named if callable(thing) and not isinstance(thing, type)]
-    for cls in (quire.BoundCall, quire.Findings, quire.PagePool, quire.Plan, quire.SlotLedger):
+    for cls in (quire.results.BoundCall, quire.results.Findings, quire.PagePool, quire.Plan, quire.SlotLedger):
         functions += [(f"{cls.__name__}.{name}", thing) for name, thing in vars(cls).items() if callable(thing) and name[0] != "_"]
     assert len(functions) > 40
     for name, thing in functions:
         inspect.signature(thing)  # raises ValueError where there is none
-    assert str(inspect.signature(quire.BoundCall.prepare)) == "(self, /, *, stream=None, wait=None)"
+    assert str(inspect.signature(quire.results.BoundCall.prepare)) == "(self, /, *, stream=None, wait=None)"
     with pytest.raises(quire.ArgumentError, match=r"devices\(\): unknown argument|devices\(\): 1 arguments"):
         quire.info.devices("cpu")
 

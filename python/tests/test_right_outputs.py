@@ -50,7 +50,7 @@ def test_a_given_profile_judges(tmp_path):
     out = run(case, Numerics(weights="bf16"))
     assert diagnosed(tmp_path, case, out, "plain").verdict != "right"
     assert diagnosed(tmp_path, case, out, "weights=bf16").verdict == "right"
-    with pytest.raises(quire.ParseError, match='"weights=bf8"; expected plain'):
+    with pytest.raises(quire.errors.ParseError, match='"weights=bf8"; expected plain'):
         diagnosed(tmp_path, case, out, "weights=bf8")
 
 

@@ -11,7 +11,7 @@
 
 Each rank attends to the keys that it holds, in f32 with lse; one exchange follows, and :func:`quire.merge_many` combines the partial
 results in rank order: every rank has the same bits. A rank that fails, or does not come in time, makes every rank raise
-:class:`quire.RankError`, which names it. Heads (tensor parallel, :class:`HeadShard`) need no exchange at all.
+:class:`quire.errors.RankError`, which names it. Heads (tensor parallel, :class:`HeadShard`) need no exchange at all.
 """
 
 from quire.distributed._attend import ShardedPlan, attend, plan

@@ -70,7 +70,7 @@ class Group:
     """Ranks that work on the same requests. Every rank makes the same calls in the same order.
 
     Made by :meth:`from_torch`, :meth:`from_mpi` or :meth:`local`. timeout: seconds until a call that waits for another rank raises
-    :class:`quire.RankError` and names it. A group that raised one is broken: later calls raise the same.
+    :class:`quire.errors.RankError` and names it. A group that raised one is broken: later calls raise the same.
     """
 
     def __init__(self, transport: Transport, timeout: float = DEFAULT_TIMEOUT):

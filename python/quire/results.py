@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls return, and nobody constructs: findings, plans' explanations, comparisons, diagnoses, verdicts, counters of a pool.
+
+Import a name from here for an annotation or an `isinstance`; every object comes from the function that its docstring names.
+"""
+
+from quire._quire import (
+    BoundCall,
+    CacheComparison,
+    CachePart,
+    CaseResult,
+    CheckResult,
+    Comparison,
+    Diagnosis,
+    Explanation,
+    Fault,
+    Finding,
+    Findings,
+    LedgerEntry,
+    Mismatch,
+    MutantResult,
+    PeerPower,
+    PoolMemory,
+    PoolStats,
+    ProblemLine,
+    Reference,
+    Refusal,
+    Rule,
+    SoakCounts,
+    SoakFinding,
+    SoakResult,
+    Suspicion,
+    Verdict,
+)
+
+__all__ = [
+    "BoundCall",
+    "CacheComparison",
+    "CachePart",
+    "CaseResult",
+    "CheckResult",
+    "Comparison",
+    "Diagnosis",
+    "Explanation",
+    "Fault",
+    "Finding",
+    "Findings",
+    "LedgerEntry",
+    "Mismatch",
+    "MutantResult",
+    "PeerPower",
+    "PoolMemory",
+    "PoolStats",
+    "ProblemLine",
+    "Reference",
+    "Refusal",
+    "Rule",
+    "SoakCounts",
+    "SoakFinding",
+    "SoakResult",
+    "Suspicion",
+    "Verdict",
+]
