@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over every C++ file of the repository that the build compiles; any finding fails.
 
-usage: check_tidy.py BUILD_DIR [FILE...]    BUILD_DIR holds compile_commands.json; FILEs narrow the run
+usage: check_tidy.py BUILD_DIR [FILE...]          BUILD_DIR holds compile_commands.json; FILEs narrow the run
+       check_tidy.py BUILD_DIR --since REVISION   the files that differ from a revision, and those beside a header that does
 """
 import json
 import os
@@ -27,12 +28,23 @@ def tidy(build: Path, file: Path) -> "tuple[Path, int, str]":
     return file, done.returncode, "\n".join(findings)
 
 
+def changed_since(revision: str) -> "list[str]":
+    """Sources that differ from the revision in the working tree; for a header, the source of the same name beside it."""
+    listed = subprocess.run(["git", "diff", "--name-only", "--diff-filter=d", "-z", revision, "--", "*.cpp", "*.h", "*.hpp"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout
+    return [str(ROOT / Path(name).with_suffix(".cpp")) for name in listed.split("\0") if name]
+
+
 def main() -> int:
     build = Path(sys.argv[1]).resolve()
     commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
     files = sorted({(Path(c["directory"]) / c["file"]).resolve() for c in commands})
-    wanted = [Path(name).resolve() for name in sys.argv[2:]]
-    files = [f for f in files if tracked(f) and f.suffix == ".cpp" and (not wanted or f in wanted)]
+    since = sys.argv[2:3] == ["--since"]
+    wanted = [Path(name).resolve() for name in (changed_since(sys.argv[3]) if since else sys.argv[2:])]
+    files = [f for f in files if tracked(f) and f.suffix == ".cpp" and (f in wanted or not (wanted or since))]
+    if since and not files:
+        print(f"clang-tidy: no source differs from {sys.argv[3]}")
+        return 0
     if not files:
         print("check_tidy: no files to check", file=sys.stderr)
         return 2

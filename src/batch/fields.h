@@ -121,6 +121,7 @@ consteval std::size_t num_members() {
 }
 
 /// Rows of the table for each struct.
+// NOLINTBEGIN(bugprone-macro-parentheses): each row is one more term of a sum.
 inline constexpr std::size_t kBatchFields = 0
 #define QUIRE_BATCH_TENSOR(...) +1
 #define QUIRE_BATCH_CHOICE(...) +1
@@ -136,6 +137,7 @@ inline constexpr std::size_t kOptionsFields = 0
 #define QUIRE_OPTIONS_CHOICE(...) +1
 #include "batch/fields.inc"
     ;
+// NOLINTEND(bugprone-macro-parentheses)
 static_assert(kBatchFields == num_members<Batch>(), "Batch has other members than fields.inc has rows");
 static_assert(kCacheFields == num_members<KVCache>(), "KVCache has other members than fields.inc has rows");
 static_assert(kOptionsFields == num_members<Options>(), "Options has other members than fields.inc has rows");
