@@ -39,7 +39,7 @@ from pathlib import Path
 
 # Types that cuda_sm90 takes.
 SM90_TYPES = ["bf16", "f16", "bf16:fp8_e4m3fn", "bf16:fp8_e5m2", "f16:fp8_e4m3fn", "f16:fp8_e5m2", "fp8_e4m3fn"]
-# What `quire info kernels` says that cuda_mma takes.
+# Types and head_dims that cuda_mma takes, by `quire info kernels`.
 MMA_TYPES = [(["--types", "bf16,f16"], ["--dims", "64,128,256"]),
              (["--types", "bf16:fp8_e4m3fn,bf16:fp8_e5m2,f16:fp8_e4m3fn,f16:fp8_e5m2"], ["--dims", "64,128"])]
 # Masks and positions that cuda_mma refuses.

@@ -80,7 +80,7 @@ Result<RankDiagnosis> diagnose_ranks(std::span<const Case> captures, const Diagn
 /// The complete report for a terminal, many lines.
 std::string to_string(const RankDiagnosis& diagnosis);
 struct DiagnosisText;
-/// Who is wrong, the cause and the next step, in at most ten lines; all of it if `as` is verbose.
+/// The text names the wrong ranks, the cause and the next step, in at most ten lines; a verbose text has all of the diagnosis.
 std::string to_string(const RankDiagnosis& diagnosis, const DiagnosisText& as);
 /// One JSON object (docs/reference/schemas/diagnose_ranks.json), without the fields of the command.
 std::string to_json(const RankDiagnosis& diagnosis);

@@ -26,7 +26,7 @@ struct Roofline {
   double compute_seconds() const { return known() ? flops / flops_per_second : 0; }
   /// The floor. 0 if there is none.
   double seconds() const { return std::max(read_seconds(), compute_seconds()); }
-  /// What binds: "memory" or "compute".
+  /// Name of the resource that sets the floor: "memory" or "compute".
   std::string_view binds() const { return read_seconds() >= compute_seconds() ? "memory" : "compute"; }
 };
 

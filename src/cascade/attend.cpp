@@ -163,6 +163,7 @@ Status run(const Cascade& c, const Batch& batch, const KVCache& cache, const Opt
 Status prepared(const Cascade& c, const Batch& batch, const KVCache& cache, const Options& options,
                 std::span<std::byte> workspace, const AttendOptions& how) {
   if (Status s = checked(c, batch, cache, options, workspace); !s.ok()) return s;
+  if (c.memory == Memory::cpu) return {};  // a CPU prepares nothing
   const Pieces pieces(c, batch, workspace);
   if (Status s = place_index(c, pieces); !s.ok()) return s;
   for (std::size_t l = 0; l < c.levels.size(); ++l)

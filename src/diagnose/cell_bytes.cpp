@@ -22,8 +22,8 @@ bool in_every_dim(const Facts& f, const Compared& cell, Holds&& holds) {
   return true;
 }
 
-/// What the buffer held before the call beside what it holds now. NaN is what captures hold where nobody knows, and a kernel may
-/// compute it: only numbers that stand there still prove that nobody wrote them.
+/// Comparison of what the buffer held before the call with what it holds now. NaN is what captures hold where nobody knows, and a
+/// kernel may compute it: only numbers that stand there still prove that nobody wrote them.
 class Earlier {
  public:
   Earlier(const Facts& f, const Observed& observed, const Localisation& where)

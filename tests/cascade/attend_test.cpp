@@ -93,6 +93,10 @@ TEST(AttendCascade, PartsOfASoundTableAreNotGuessedAt) {
   const Findings findings = check(c.batch, c.cache, c.options, Depth::tables);
   ASSERT_TRUE(findings.ok()) << findings.status().message();
   EXPECT_EQ(run(c, 2), "");
+  const Result<Cascade> cascade = planned(c);
+  Workspace workspace;
+  const std::span<std::byte> bytes = workspace.at_least(workspace_bytes(cascade.value()));
+  EXPECT_EQ(prepare_cascade(cascade.value(), c.batch, c.cache, c.options, bytes).message(), "");
 }
 
 TEST(AttendCascade, EqualsFp64) {

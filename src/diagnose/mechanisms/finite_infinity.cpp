@@ -33,7 +33,7 @@ std::vector<double> stand_ins(const Facts& f) {
   return list;
 }
 
-/// What a kernel writes of a row whose weights are all 0.
+/// Ways to write a row whose weights are all 0: zeros with the start of the maximum as lse, zeros with -inf, or NaN with -inf.
 enum class Empty { start_as_lse, no_lse, nan };
 
 Plant maximum_starts_at(double start, Empty empty) {
@@ -56,7 +56,7 @@ struct Threshold {
   double above = -kInfinity, up_to = kInfinity;
 };
 
-/// Which of a cell's largest scores alone give what it shows, if some do.
+/// Threshold above which a cell's keys alone give what the cell shows, if there is one.
 std::optional<Threshold> threshold_of(const OpenCell& cell) {
   std::vector<std::int64_t> keys;
   for (std::int64_t k = cell.from; k < cell.to; ++k)

@@ -22,7 +22,7 @@ struct Entry {
 /// The entries as at most ten lines, the longest ones cut until all fit.
 std::string fitted(std::vector<Entry> entries, std::size_t columns);
 
-/// What the short text of a diagnosis says.
+/// Entries of the short text of a diagnosis.
 std::vector<Entry> entries_of(const Diagnosis& diagnosis);
 
 }  // namespace quire::report
