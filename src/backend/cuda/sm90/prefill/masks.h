@@ -42,6 +42,8 @@ struct MaskedJob : Job {
     const semantics::TreeRows rows{bits, a.tree_bytes_of_row, last - first + 1, sight.mask.tree_begin};
     return rows.see(begin > seen.tree.begin ? begin : seen.tree.begin, end < seen.tree.end ? end : seen.tree.end);
   }
+  /// Whether a row of the tile sees the key. Most keys of a tree are seen by their own row, whose bit is read first.
+  __device__ bool sees_key(const gpu::AttendArgs& a, int key) const;
 };
 
 /// Keys that a score row sees: [0, prefix_end), [begin, end), and those of the tree that its bits say.
@@ -64,6 +66,13 @@ __device__ inline RowKeys keys_of_row(const gpu::Sight& sight, int query_row) {
 __device__ inline bool sees_in_tree(const gpu::AttendArgs& a, int token, int key) {
   const semantics::TreeBits bits{a.tree_bits.data + token * a.tree_bytes_of_row, a.tree_bits.stride};
   return key < a.most_tree_keys && bits.sees(key);
+}
+
+__device__ inline bool MaskedJob::sees_key(const gpu::AttendArgs& a, int key) const {
+  const int own = key - static_cast<int>(sight.first), of_tree = key - static_cast<int>(sight.mask.tree_begin);
+  const int first = item.slice.row_begin / a.group, last = (item.slice.row_end - 1) / a.group;
+  if (of_tree >= 0 && own >= first && own <= last && sees_in_tree(a, item.lengths.first_token + own, of_tree)) return true;
+  return sees(a, key, key + 1);
 }
 
 /// Tile `n` of the job's.

@@ -21,7 +21,10 @@ struct UnseenValues {
   /// warpgroups write the same.
   __device__ void clear(Tile& v, const Job& job, const KeyTileSpan& span, int keys) const {
     const int begin = span.begin - span.first, end = span.end - span.first;
-    if constexpr (Memory::kMasks) clear_gap(v, job.gap_begin - span.first, job.gap_end - span.first, keys);
+    if constexpr (Memory::kMasks) {
+      clear_gap(v, job.gap_begin - span.first, job.gap_end - span.first, keys);
+      if (job.sight.mask.has_tree()) clear_holes(v, job, span, keys);
+    }
     if (begin <= 0 && end >= keys) return;
     if (kPackedValues && !span.fresh)
       clear_packed(v, begin, end, keys);
@@ -35,6 +38,17 @@ struct UnseenValues {
     if (begin >= keys || end <= 0 || begin >= end) return;
     for (int i = max(begin, 0) * 8 + static_cast<int>(threadIdx.x) % 128; i < min(end, keys) * 8; i += 128)
       clear_chunk(v, i / 8, i % 8);
+    hopper::fence_shared();
+    hopper::sync_at(kGroupBarrier + Lane::group(), 128);
+  }
+  /// Keys of the span that no row of the tile sees, between keys that rows see: of a tree, and between the rows and the tree.
+  __device__ void clear_holes(Tile& v, const Job& job, const KeyTileSpan& span, int keys) const {
+    const int end = min(span.end - span.first, keys);
+    for (int key = max(span.begin - span.first, 0) + static_cast<int>(threadIdx.x) % 128; key < end; key += 128) {
+      if (job.sees_key(block.a, span.first + key)) continue;
+#pragma unroll 1
+      for (int chunk = 0; chunk < 8; ++chunk) clear_chunk(v, key, chunk);
+    }
     hopper::fence_shared();
     hopper::sync_at(kGroupBarrier + Lane::group(), 128);
   }
