@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One small kernel for each fault that corrections.py mends and each model of conversions.cpp, with answers known in advance
-// (check_probes.py). Blocks of 64 threads: one wave or two.
+// (probes.py). Blocks of 64 threads: one wave or two.
 #include "backend/gpu/runtime.h"
 
 struct Probe {

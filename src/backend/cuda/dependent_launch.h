@@ -17,7 +17,7 @@ struct LaunchShape {
   int threads = 1;
   std::size_t shared_bytes = 0;
   int cluster = 1;           ///< blocks in a cluster; divides `blocks`
-  int rows = 1, layers = 1;  ///< of `blocks` blocks: the other two dimensions of the grid
+  int rows = 1, layers = 1;  ///< the grid is blocks x rows x layers
 };
 
 /// Whether a device has PDL. The driver is asked once per device, because every launch of every layer calls this.

@@ -23,9 +23,9 @@ using plan_detail::Role;
 
 /// Order of the launches for two lists.
 enum class Order {
-  in_turn,   ///< one after the other
-  trailing,  ///< likewise, the second on its way while the first ends
-  divided    ///< at the same time, each on SMs of its own
+  in_turn,   ///< the second launch starts when the first is complete
+  trailing,  ///< the second launch starts while the first ends
+  divided    ///< both launches run at the same time, each on SMs of its own
 };
 
 struct KernelEntry;

@@ -14,7 +14,7 @@
 namespace quire::cuda {
 namespace {
 
-/// The kernel behind starts late: this one is long, and two of them share SMs badly (bench/gpu/append_floor).
+/// The kernel behind starts late: this one is long, and two of them share SMs badly (bench/results/h100-append.json).
 __global__ void __launch_bounds__(gpu::kAppendThreads) append_kernel(const __grid_constant__ gpu::AppendArgs args) {
   wait_for_dependencies();
   let_dependents_start();

@@ -8,12 +8,12 @@ namespace quire::cuda {
 
 /// sm90/launch_order.h has the protocol. Kernels that know no other turn than `alone` need not be told.
 enum class Turn : std::int32_t {
-  alone,     ///< after whatever is before it
-  first,     ///< of the long list, on its SMs; lets the next start
-  beside,    ///< of the short list, on the others; lets the next start
-  last,      ///< of the long list again, on those that become free
-  leading,   ///< of the short list, alone; lets the next start when it ends
-  trailing,  ///< of the long list, which may be empty, behind `leading`
+  alone,     ///< the launch has no other beside it
+  first,     ///< prefill on its SMs; when every block has started, `beside` may start
+  beside,    ///< decode on the SMs that `first` does not use; lets `last` start
+  last,      ///< prefill on the SMs that decode gives up
+  leading,   ///< decode, before prefill; its blocks let `trailing` start when they end
+  trailing,  ///< prefill after `leading`; its list may be empty
 };
 
 }  // namespace quire::cuda

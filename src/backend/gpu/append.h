@@ -101,8 +101,8 @@ struct AppendRows {
   const RowSource& from;
   const RowTarget& to;
   const PerHead& scale;
-  const semantics::TokenScales& token_scale;  ///< instead of `scale`; written
-  std::int32_t dims;                          ///< of a row
+  const semantics::TokenScales& token_scale;  ///< replacement of `scale`; append() writes it
+  std::int32_t dims;
 };
 
 /// The scale of a whole row. Each thread of the row finds it for itself: no thread waits for another.

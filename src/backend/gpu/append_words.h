@@ -36,7 +36,7 @@ QUIRE_DEVICE float decode_row(std::uint32_t code) {
 }
 
 /// Two codes in 16 bits, the first below. Hardware converts as fp8_encode() does, but for the sign of a NaN
-/// (bench/gpu/functions_cuda compares every float).
+/// (compared for every float: bench/results/h100-append.json).
 template <DType kStored>
 QUIRE_DEVICE std::uint32_t encode_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -53,7 +53,7 @@ QUIRE_DEVICE std::uint32_t encode_pair(float first, float second) {
 }
 
 /// Divides all values by one number. On CUDA by the steps of a correctly rounded division with one reciprocal for all, where no
-/// step can leave the range of f32 (bench/gpu/functions_cuda compares every row with divisions by many numbers).
+/// step can leave the range of f32 (2^17 rows by 14590 scales equal divisions, bench/results/h100-append.json).
 QUIRE_DEVICE void divide_all(float (&value)[kAppendDims], float divisor) {
 #if defined(__CUDA_ARCH__)
   constexpr std::uint32_t kLeast = 0x21800000u, kMost = 0x5D800000u;  // 2^-60 and 2^60

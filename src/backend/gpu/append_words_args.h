@@ -46,7 +46,7 @@ struct AppendWords {
   std::int64_t slot_stride = 0;  ///< bytes
   bool wide_slots = false;       ///< i64
   std::int32_t num_tokens = 0;
-  std::uint32_t num_slots = 0;  ///< below 2^31
+  std::uint32_t num_slots = 0;  ///< number of slots, less than 2^31
   Divisor page_size;
   std::int32_t key_blocks = 0, value_blocks = 0;
   std::int32_t widest_run = 0;  ///< tokens that a word of packed values may hold; 0: values are words, too

@@ -32,7 +32,7 @@ QUIRE_HD std::int64_t element_of(const semantics::KvStrides& s, std::int64_t d) 
 struct RowSource {
   const void* data = nullptr;  ///< null = absent
   DType dtype = DType::none;
-  semantics::KvStrides strides;  ///< for [tokens, heads, dim] tensors: page 0, token, head, dim and x = head_dim
+  semantics::KvStrides strides;  ///< a [tokens, heads, dim] tensor is one page with x = head_dim
   /// An element of a [tokens, heads, dim] tensor.
   QUIRE_HD float load(std::int64_t token, std::int64_t head, std::int64_t d) const {
     return semantics::load(data, dtype, strides.row(0, head, token) + element_of(strides, d));
@@ -73,7 +73,7 @@ struct WorkSlice {
   std::int32_t req = 0;
   std::int32_t row_begin = 0;  ///< score rows [row_begin, row_end)
   std::int32_t row_end = 0;
-  std::int32_t part = 0;  ///< of num_parts; parts are in key order
+  std::int32_t part = 0;  ///< index of the part; parts are in key order
   std::int32_t num_parts = 1;
   std::int32_t merge = -1;          ///< index of the tile's merge counters (num_kv_heads of them); -1 if num_parts is 1
   std::int32_t first_partial = -1;  ///< partial tile of part 0, head 0; part p, head h has first_partial + p * num_kv_heads + h
@@ -83,10 +83,10 @@ struct WorkSlice {
 
 /// Outcome of a call, or of a preparation and the layers behind it. reset() clears it before validate() runs.
 struct Outcome {
-  std::int32_t broken = 0;              ///< not 0: lengths or tables break a rule, nothing may be written
-  std::int32_t layers = 0;              ///< that attended: 1 of a call that was not prepared
+  std::int32_t broken = 0;              ///< not 0 if lengths or tables break a rule: then nothing may be written
+  std::int32_t layers = 0;              ///< layers that attended; a call without preparation has 1
   unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels and layers
-  unsigned long long rows_due = 0;      ///< of a layer: rows of requests, by query_start_loc
+  unsigned long long rows_due = 0;      ///< rows that a layer has to write: those of requests, by query_start_loc
   unsigned long long permit = 0;        ///< layers that bear another one write no row; kRefused if `broken`
   std::int32_t lengths = 0;             ///< their fingerprint; see layer.h
   std::int32_t unprepared = 0;          ///< layers that found another permit and no broken rule
@@ -103,7 +103,7 @@ struct Unheard {
   std::uint64_t seal = 0;
   std::int32_t refused = 0;     ///< outcome.broken
   std::int32_t miscounted = 0;  ///< rows written more or less than once
-  std::int32_t heard = 0;       ///< not 0: the last call has been asked about
+  std::int32_t heard = 0;       ///< not 0 if status() has been asked about the last call
   std::int32_t reserved = 0;
   /// What a record of these counts bears. Memory that bears something else is no record.
   QUIRE_HD std::uint64_t own_seal() const {
@@ -126,7 +126,7 @@ struct ResetArgs {
   CallState* state = nullptr;
   std::int32_t num_words = 0;
   std::int32_t layers = 1;        ///< Outcome::layers, to begin with
-  unsigned long long permit = 0;  ///< of the call
+  unsigned long long permit = 0;  ///< permit of the call
 };
 
 /// Work for one kernel. Item i is slice i / num_kv_heads, KV head i % num_kv_heads; blocks draw items from `next_item`.
@@ -146,7 +146,7 @@ struct WorkList {
   std::int32_t max_slices = 0;
   std::int32_t max_merges = 0;
   std::int32_t max_partials = 0;
-  std::int32_t max_parts = 1;  ///< of a tile, with split_keys
+  std::int32_t max_parts = 1;  ///< most parts of a tile, with split_keys
   schedule::Division division;
 };
 
@@ -163,9 +163,9 @@ struct AttendArgs {
   std::int32_t most_rows = 0x7FFFFFFF;  ///< query_len * group of any request; more than that the plan has no kernel for
   std::int32_t most_keys = 0x7FFFFFFF;  ///< seq_len of any request: what the plan was told
   semantics::ScoreParams score;
-  RowSource query;                       ///< [num_tokens, num_q_heads, head_dim]
-  RowSource cache_k, cache_v;            ///< by layout
-  RowSource key, value;                  ///< this step's rows [num_tokens, num_kv_heads, head_dim or v_head_dim], unscaled
+  RowSource query;  ///< [num_tokens, num_q_heads, head_dim]
+  RowSource cache_k, cache_v;
+  RowSource key, value;                  ///< rows of this step [num_tokens, num_kv_heads, head_dim or v_head_dim], unscaled
   PerHead k_scale, v_scale;              ///< [num_kv_heads]
   PerHead q_scale;                       ///< [num_kv_heads], of an fp8 query, whose keys are all cached
   PerHead alibi_slopes, sinks;           ///< [num_q_heads]
@@ -175,40 +175,40 @@ struct AttendArgs {
   BlockTable block_table;
   void* output = nullptr;
   DType output_dtype = DType::none;
-  PerHead output_scale;  ///< one value, of an fp8 output
+  PerHead output_scale;  ///< scale of an fp8 output: one value
   semantics::KvStrides output_strides;
   float* lse = nullptr;  ///< null = absent
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
   bool may_be_padded = false;   ///< query_start_loc may end before num_tokens
   bool zero_padding = false;    ///< rows behind its end become zero
-  bool nan_if_refused = false;  ///< all rows become NaN if the outcome is broken
+  bool nan_if_refused = false;  ///< rows become NaN if the outcome is broken
   bool output_pairs = false;    ///< dims 2i and 2i + 1 of an output row are one aligned word
   Outcome* outcome = nullptr;
-  unsigned long long* ticket_word = nullptr;  ///< in the host's memory; takes `ticket` if the call breaks; null = nobody looks
+  unsigned long long* ticket_word = nullptr;  ///< host memory that takes `ticket` if the call breaks; null = nobody looks
   unsigned long long ticket = 0;
-  unsigned long long permit = 0;  ///< of the plan, the tables and how they are served (permit.h); what Outcome::permit must be
+  unsigned long long permit = 0;  ///< permit (permit.h) that Outcome::permit must equal
   bool prepared = false;          ///< a layer: the stream holds nothing of this call before its first attend kernel
-  bool confirms = false;          ///< of a layer, its first launch: one wave calls confirm_layer()
-  WorkList work;                  ///< of the kernel at hand
+  bool confirms = false;          ///< a layer's first launch: one of its waves calls confirm_layer()
+  WorkList work;                  ///< work of this launch's kernel
   // From here on: kernels that take causal rows at the end of their keys, and nothing else, never read these.
-  bool has_masks = false;                               ///< some request may not be causal, or its rows may stand elsewhere
-  bool causal_by_default = true;                        ///< of all requests where `causal` is absent
-  std::int32_t v_head_dim = 1;                          ///< of cache_v, value and output; head_dim for kernels that take no other
-  semantics::FlagView causal;                           ///< [num_reqs]; data null = absent
-  semantics::IndexView q_begin;                         ///< [num_reqs]; data null = at the end of the keys
-  semantics::IndexView key_begin;                       ///< [num_reqs]; data null = 0
-  std::int64_t window_right = -1;                       ///< of requests that are not causal; -1 = none
-  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; tuned kernels take none
+  bool has_masks = false;          ///< some request may not be causal, or its rows may stand elsewhere
+  bool causal_by_default = true;   ///< mask of every request where `causal` is absent
+  std::int32_t v_head_dim = 1;     ///< dims of cache_v, value and output; head_dim for kernels that take no other
+  semantics::FlagView causal;      ///< [num_reqs]; data null = absent
+  semantics::IndexView q_begin;    ///< [num_reqs]; data null = at the end of the keys
+  semantics::IndexView key_begin;  ///< [num_reqs]; data null = 0
+  std::int64_t window_right = -1;  ///< window of requests that are not causal; -1 = none
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< replacement of k_scale and v_scale; tuned kernels take none
   bool spans_beyond_window = false;
   std::int32_t chunk = 0;              ///< 0 = none
-  std::int64_t prefix_len = 0;         ///< of all requests where `prefix_lens` is absent
+  std::int64_t prefix_len = 0;         ///< length of every prefix where `prefix_lens` is absent
   semantics::IndexView prefix_lens;    ///< [num_reqs]; data null = absent
   semantics::IndexView tree_lens;      ///< [num_reqs]; data null = absent
-  semantics::SpanList spans;           ///< of request 0; data null = absent
+  semantics::SpanList spans;           ///< spans of request 0; data null = absent
   std::int64_t spans_of_request = 0;   ///< elements from one request's spans to the next's
-  semantics::TreeBits tree_bits;       ///< of row 0
-  std::int64_t tree_bytes_of_row = 0;  ///< from row to row
+  semantics::TreeBits tree_bits;       ///< tree of row 0
+  std::int64_t tree_bytes_of_row = 0;  ///< distance of neighbouring rows' trees
   std::int64_t most_tree_keys = 0;     ///< bits of a row
   /// Rules Q-T04 and Q-T16: query_start_loc may end here.
   QUIRE_HD bool may_end_at(std::int64_t last) const { return may_be_padded ? last <= num_tokens : last == num_tokens; }
@@ -223,14 +223,14 @@ struct AppendArgs {
   std::int32_t head_dim = 1;
   std::int32_t page_size = 1;
   std::int64_t num_pages = 0;
-  RowSource key, value;         ///< [tokens, num_kv_heads, head_dim or v_head_dim]
-  RowTarget cache_k, cache_v;   ///< by layout
+  RowSource key, value;  ///< [tokens, num_kv_heads, head_dim or v_head_dim]
+  RowTarget cache_k, cache_v;
   PerHead k_scale, v_scale;     ///< [num_kv_heads]
   semantics::IndexView slots;   ///< [num_tokens]
   Outcome* outcome = nullptr;   ///< `broken` is set by validate_slots() and keeps append() from writing; null = nobody asks
-  std::int32_t v_head_dim = 1;  ///< of value and cache_v
-  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale; written
-  semantics::BlockScales k_block_scale, v_block_scale;  ///< of 4-bit codes; written
+  std::int32_t v_head_dim = 1;  ///< dims of value and cache_v
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< replacement of k_scale and v_scale; append() writes them
+  semantics::BlockScales k_block_scale, v_block_scale;  ///< scales of 4-bit codes; append() writes them
 };
 
 /// f32 log-sum-exps [num_tokens, num_heads].
@@ -249,7 +249,7 @@ struct MergeArgs {
   RowSource out_a, out_b;
   LseRows lse_a, lse_b;
   RowTarget out;         ///< may be out_a or out_b
-  PerHead output_scale;  ///< one value, of an fp8 `out`
+  PerHead output_scale;  ///< scale of an fp8 `out`: one value
   LseRows lse;           ///< may be absent
 };
 
@@ -260,10 +260,10 @@ struct MergeManyArgs {
   std::int32_t num_heads = 1;
   std::int32_t head_dim = 1;
   RowSource outs;  ///< a part is a page of its strides
-  LseRows lses;    ///< of part 0
+  LseRows lses;    ///< log-sum-exps of part 0
   std::int64_t lse_part = 0;
   RowTarget out;
-  PerHead output_scale;  ///< one value, of an fp8 `out`
+  PerHead output_scale;  ///< scale of an fp8 `out`: one value
   LseRows lse;           ///< may be absent
 };
 

@@ -76,7 +76,7 @@ QUIRE_DEVICE void attend_keys(const GenericArgs& a, const GenericItem& item, con
     describe_tile(a, item, keys, block);
     block_barrier();  // the tile is described
     score_tile(a, item, keys, block, at == begin);
-    block_barrier();  // all dot products are there; the keys are used up
+    block_barrier();  // dot products are visible, and no thread reads the keys any more
     softmax_tile(a, keys, block, state);
     weigh_tile(a, item, keys, block, acc, first_dim);
     at = block.keys->seen.next(keys.first + keys.end);

@@ -22,8 +22,8 @@ namespace quire::gpu {
 struct ContentBox {
   RowSource source;
   PerHead scale;
-  semantics::TokenScales token_scale;  ///< instead of `scale`
-  semantics::BlockScales block_scale;  ///< of 4-bit codes
+  semantics::TokenScales token_scale;  ///< replacement of `scale`
+  semantics::BlockScales block_scale;  ///< scales of 4-bit codes
   std::int32_t heads = 0;
   std::int32_t rows = 0;
   std::int64_t page = 0;

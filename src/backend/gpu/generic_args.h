@@ -10,7 +10,7 @@ namespace quire::gpu {
 
 /// Cached rows of 4-bit codes. Codes and scales have strides of their own, so that a row is found by its page, token and head.
 struct BlockRows {
-  semantics::KvStrides strides;   ///< in codes
+  semantics::KvStrides strides;   ///< strides in codes
   semantics::BlockScales scales;  ///< absent where codes have 8 bits or more
 };
 

@@ -16,11 +16,11 @@ namespace quire::gpu {
 struct ScoreRow {
   std::int32_t token = 0, head = 0, q_pos = 0;
   float slope = 0.0f;
-  std::int32_t first_key = 0, end_key = 0;  ///< it sees [first_key, end_key) of its request, but for a prefix and a tree
-  std::int32_t prefix_end = 0;              ///< it sees [0, prefix_end) of a prefix
+  std::int32_t first_key = 0, end_key = 0;  ///< the row sees keys [first_key, end_key), beside a prefix and a tree
+  std::int32_t prefix_end = 0;              ///< the row sees keys [0, prefix_end) of a prefix
   std::int32_t begin = 0, end = 0;          ///< keys of the tile at hand that it sees; neither decreases from row to row
   float correction = 1.0f;                  ///< rescale factor of sums from before the present tile
-  float max = 0.0f, sum = 0.0f;             ///< at the end of the item
+  float max = 0.0f, sum = 0.0f;             ///< softmax state at the end of the item
 };
 
 /// Keys that some row of an item sees.
@@ -70,7 +70,7 @@ struct GenericItem {
   std::int32_t kv_head = 0;
   std::int32_t num_rows = 0;
   std::int32_t first_visible =
-      0;  ///< no row sees a key before it; for kernels that take causal rows at the end of their keys only
+      0;  ///< first key that a row sees; only for kernels whose rows are causal, at the end of their keys
 };
 
 /// Keys [begin, end) of the tile at `first`, relative to it, all of one region; those from `cached` on are this step's rows.

@@ -82,7 +82,7 @@ QUIRE_DEVICE void softmax_tile(const AttendArgs& a, const TileKeys& keys, const 
   sum = sum_over_row(sum);
   const float correction = state.max == max ? 1.0f : exp2((state.max - max) * semantics::kLog2e);
   state = {max, fma(state.sum, correction, sum)};
-  if (max == -INFINITY && sum != sum) state.max = 0.0f;  // not empty: NaN
+  if (max == -INFINITY && sum != sum) state.max = 0.0f;  // a sum of NaN means that keys were seen: the state is not the empty one
   if (lane == 0) row.correction = correction;
 }
 

@@ -23,7 +23,7 @@ namespace quire::gpu::hip {
 
 QUIRE_HIP_DEVICE int num_blocks() {
   // Code object v5: the implicit arguments begin with the number of workgroups in x.
-  return *(const __attribute__((address_space(4))) int*)__builtin_amdgcn_implicitarg_ptr();  // no C++ cast crosses address spaces
+  return *(const __attribute__((address_space(4))) int*)__builtin_amdgcn_implicitarg_ptr();  // a C cast crosses address spaces
 }
 
 QUIRE_HIP_DEVICE void block_barrier() {

@@ -11,13 +11,13 @@ namespace quire::gpu {
 
 constexpr int kValidateThreads = 256;
 constexpr int kValidateLanes = 32;                                 ///< threads that look at a request together
-constexpr int kValidateUnits = kValidateThreads / kValidateLanes;  ///< of a block
+constexpr int kValidateUnits = kValidateThreads / kValidateLanes;  ///< requests that a block looks at together
 constexpr int kValidateColumns = 16 * kValidateLanes;
 constexpr int kScheduleThreads = 256;
 constexpr int kResetThreads = 256;
 constexpr int kFillThreads = 256;
 constexpr int kAppendThreads = 256;
-constexpr int kAppendDims = 8;  ///< that a thread moves at once
+constexpr int kAppendDims = 8;  ///< dims that a thread moves at once
 constexpr int kMergeThreads = 256;
 constexpr int kMergeLanes = 16;  ///< threads that share a row
 constexpr int kContentThreads = 256;
@@ -41,7 +41,7 @@ inline std::int64_t contents_blocks(const AttendArgs& a) {
 /// of the other row are empty.
 struct AppendPieces {
   std::int32_t of_row, of_token;
-  std::int32_t tokens_at_once;  ///< by a block
+  std::int32_t tokens_at_once;  ///< tokens that a block moves at once
 };
 QUIRE_HD AppendPieces append_pieces(const AppendArgs& a) {
   const std::int32_t dims = a.head_dim > a.v_head_dim ? a.head_dim : a.v_head_dim;

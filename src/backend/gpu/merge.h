@@ -46,7 +46,7 @@ QUIRE_DEVICE float load_part(const MergeManyArgs& a, int part, std::int64_t toke
 /// Any number of blocks of kMergeThreads threads.
 QUIRE_DEVICE void merge_many(const MergeManyArgs& a) {
   constexpr int rows_at_once = kMergeThreads / kMergeLanes;
-  constexpr int kDimsAtOnce = 4;  // of a lane: they wait for memory together
+  constexpr int kDimsAtOnce = 4;  // loads of four dims of a lane wait for memory together
   const std::int64_t num_rows = static_cast<std::int64_t>(a.num_tokens) * a.num_heads;
   const int lane = thread_index() % kMergeLanes;
   const std::int64_t step = static_cast<std::int64_t>(num_blocks()) * rows_at_once;

@@ -120,8 +120,8 @@ QUIRE_DEVICE void fold_parts(const AttendArgs& a, const GenericItem& item, Accum
 
 /// Whether this block finished the tile's last part, in all threads; every part can then be read. `is_last`: shared memory.
 QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std::int32_t* is_last) {
-  device_fence();   // this thread's part of the partial result, before the count that announces it
-  block_barrier();  // all threads have done so
+  device_fence();   // this thread's stores are visible before the count announces the part
+  block_barrier();  // the stores of all threads of the block are visible
   if (thread_index() == 0) {
     const std::int64_t counter = static_cast<std::int64_t>(item.slice.merge) * a.num_kv_heads + item.kv_head;
     *is_last = count_part(a.work.parts_done + counter, item.slice.num_parts) ? 1 : 0;

@@ -7,9 +7,9 @@
 namespace quire::hip {
 
 struct Launch {
-  const char* source;  ///< of the code object
+  const char* source;  ///< source file of the code object
   const char* kernel;
-  int threads;  ///< of a block; the code object says the same (amdgpu_flat_work_group_size)
+  int threads;  ///< threads of a block, as the code object says (amdgpu_flat_work_group_size)
 };
 
 /// A row of matrix_kernels.inc; internal_error if no row serves what the plan chose hip_matrix for.

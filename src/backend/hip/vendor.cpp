@@ -25,7 +25,7 @@ template <class Arguments>
 Status launch(const Launch& what, std::int64_t blocks, const Arguments& arguments, Stream stream) {
   const Result<Function> function = find_function(what.source, what.kernel);
   if (!function.ok()) return function.status();
-  const Api& hip = *api().value();  // there is a runtime: find_function() asked it
+  const Api& hip = *api().value();  // find_function() has found a runtime
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
   const Error error =
       hip.module_launch_kernel(function.value(), static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(what.threads), 1, 1,
@@ -164,7 +164,7 @@ gpu::Tickets tickets;
 const gpu::Vendor kVendor = {&device::kHipRuntime,
                              has_kernel,
                              enqueue_attend,
-                             nullptr,  // no kernel serves two calls at the same time
+                             nullptr,  // HIP has no kernel that serves two calls at the same time
                              enqueue_append,
                              enqueue_merge,
                              enqueue_merge_many,

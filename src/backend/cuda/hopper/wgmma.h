@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma products of 64 rows by 32, 64, 96, 128 or 256 columns, as prefill uses them: shared memory by shared memory, and
 // registers by shared memory (PTX ISA 8.x, "Asynchronous warpgroup level matrix instructions"). Decode's narrow ones are in
-// hopper.h.
+// wgmma_narrow.h.
 #pragma once
 
 #include <cstdint>

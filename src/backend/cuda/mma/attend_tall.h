@@ -20,8 +20,8 @@ namespace quire::cuda::mma {
 
 /// Precision of the softmax weights in their product with V.
 enum class Weights {
-  exact,    ///< two 16-bit parts (fold_tile.h), and tiles of 64 rows, which decode rows of large groups fill better
-  rounded,  ///< one 16-bit number (numerics.md, "Rounded weights"), and tiles of 128 rows
+  exact,    ///< weights are two 16-bit parts (fold_tile.h); tiles have 64 rows, which decode rows of large groups fill better
+  rounded,  ///< weights are one 16-bit number (numerics.md, "Rounded weights"); tiles have 128 rows
 };
 
 /// Abilities of a pass over the keys. Each kind of pass is code of its own, as registers do not suffice for all abilities at
@@ -59,7 +59,7 @@ struct Tall {
     std::uint16_t k[kKeys * kPitch<kDim>];
     std::uint16_t v[kKeys * kPitch<kDim>];
     std::conditional_t<kConvert, Codes, None> codes;
-    union {  // where keys lie: a ring of two windows
+    union {  // addresses of keys: a ring of two windows
       RowAddress rows[2 * kThreads];
       BlockStarts blocks[2 * kThreads];
     };
@@ -70,7 +70,7 @@ struct Tall {
 
   const gpu::AttendArgs& a;
   Shared& shared;
-  const Item& item;  ///< in shared memory, because accumulators need the registers
+  const Item& item;  ///< shared memory holds it, because accumulators need the registers
   Source source;
 
   bool output_chunks;  ///< see Access

@@ -212,7 +212,7 @@ __device__ inline void fold_weights(float (&s)[kM][kKeys / 8][4], Rows<kM, kDim>
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         const float sum = weigh_row<T, kFuses, decltype(is_huge)::value, kKeys>(s[m], h, factor, rows.max[m][h]);
-        rows.sum[m][h] = fmaf(rows.sum[m][h], rescale[m][h], sum);  // the same bits in every pass
+        rows.sum[m][h] = fmaf(rows.sum[m][h], rescale[m][h], sum);  // an explicit fmaf yields the same bits in every pass
       }
   };
   if (kFuses && __any_sync(~0u, huge))

@@ -14,8 +14,8 @@ using Byte = unsigned char;
 
 struct ScoreRow {
   const Byte* query;  ///< address of the row; rows beyond the item's last must not be read
-  int query_row;      ///< of the request
-  int head;           ///< of the group
+  int query_row;      ///< index of the query row within the request
+  int head;           ///< index of the query head within its group
 };
 
 /// Fills rows [0, kRows) of an item, those beyond its end, too, by threads 0 .. kRows - 1. Readers wait for the next barrier.
@@ -35,7 +35,7 @@ struct RowContext {
   const gpu::Lengths& lengths;
   int kv_head;
   RowSpan span;
-  const ScoreRow* rows;  ///< of the warp, in shared memory
+  const ScoreRow* rows;  ///< score rows of the warp, in shared memory
 
   /// This thread's row of block m and half h.
   __device__ ScoreRow row(int m, int h) const { return rows[m * 16 + h * 8 + static_cast<int>(threadIdx.x) % 32 / 4]; }

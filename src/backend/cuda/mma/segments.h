@@ -13,7 +13,7 @@ struct Segment {
   int begin, end;
   Logits logits;
   float v_scale;
-  bool fresh;  ///< all keys come from `key` and `value`
+  bool fresh;  ///< keys are rows of `key` and `value`, not of the cache
 };
 
 /// Number of segments: 2 if fresh keys are a segment of their own, because caches have scales or `apart` demands it.

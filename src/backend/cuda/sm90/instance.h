@@ -19,7 +19,7 @@ using Byte = unsigned char;
 constexpr int kTileKeys = schedule::kShareTileKeys;
 constexpr int kPackedKeys = 8;     ///< tokens of a core matrix of packed keys
 constexpr int kPackedValues = 16;  ///< tokens of a row of packed values, at least
-constexpr int kFewRequests = 64;   ///< that one warp counts
+constexpr int kFewRequests = 64;   ///< most requests whose iterations one warp counts
 constexpr int kWorkEntries = 960;  ///< first iterations of requests that a block keeps in shared memory
 
 // Constants of prefill/.
@@ -32,8 +32,8 @@ constexpr int most_box_tokens(int tile_keys) { return std::gcd(tile_keys, 64); }
 struct HopperArgs {
   gpu::AttendArgs common;
   Turn turn = Turn::alone;
-  bool plain_lengths = false;  ///< as far as they exist, query_start_loc, seq_lens and cached_lens are i32, one after the other
-  bool plain_table = false;    ///< so are the entries of a row of the block table
+  bool plain_lengths = false;  ///< query_start_loc, seq_lens and cached_lens, if present, are i32 with stride 1
+  bool plain_table = false;    ///< entries of a row of the block table are i32 with stride 1
 };
 
 /// Boxes of the two caches: 64 dims of 16 bits or up to 128 of 8, x box_tokens tokens of one head and page, swizzled by their
@@ -41,7 +41,7 @@ struct HopperArgs {
 struct CacheMaps {
   CUtensorMap k, v;
   std::int32_t box_tokens = 0;  ///< the greatest common divisor of page_size and most_box_tokens()
-  std::int32_t box_shift = 0;   ///< its logarithm
+  std::int32_t box_shift = 0;   ///< log2 of box_tokens
   std::int32_t page_boxes = 1;  ///< boxes of a page, one after the other
 };
 

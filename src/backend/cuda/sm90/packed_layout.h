@@ -25,8 +25,8 @@ namespace quire::cuda::sm90 {
 template <int kDim, int kElementBytes>
 struct PackedKeys {
   static constexpr int kChunks = kDim * kElementBytes / 16;
-  static constexpr int kChunkBytes = kPackedKeys * 16;       ///< from 16 bytes of dims to the next
-  static constexpr int kGroupBytes = kChunks * kChunkBytes;  ///< from 8 tokens to the next
+  static constexpr int kChunkBytes = kPackedKeys * 16;       ///< distance of neighbouring 16-byte chunks of a row
+  static constexpr int kGroupBytes = kChunks * kChunkBytes;  ///< distance of neighbouring groups of 8 tokens
   __device__ static int chunk(int key, int chunk) {
     return key / kPackedKeys * kGroupBytes + chunk * kChunkBytes + key % kPackedKeys * 16;
   }

@@ -19,7 +19,7 @@ namespace quire::cuda::sm90 {
 template <int kLanes, int kPairs>
 __device__ inline float factor_to_f16(const std::uint32_t (&pairs)[kPairs]) {
   constexpr std::uint32_t kExponents = tile::Bf16::kExponentMask << 16 | tile::Bf16::kExponentMask;
-  std::uint32_t largest = 0;  // in each half
+  std::uint32_t largest = 0;  // each 16-bit half holds a maximum of its own
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const std::uint32_t exponents = pairs[i] & kExponents;
@@ -28,7 +28,7 @@ __device__ inline float factor_to_f16(const std::uint32_t (&pairs)[kPairs]) {
 #pragma unroll
   for (int mask = 1; mask < kLanes; mask *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, mask));
   const std::uint32_t exponent = max(largest >> 16, largest & 0xFFFFu) >> 7;
-  return __uint_as_float(min(127u + 14u + 127u - exponent, 253u) << 23);  // at most 2^126, whose inverse is a normal number
+  return __uint_as_float(min(127u + 14u + 127u - exponent, 253u) << 23);  // the limit is 2^126: its inverse is a normal number
 }
 
 /// 1 / factor, for powers of two.

@@ -177,7 +177,7 @@ bool has_boxes_of_rows(const gpu::AttendArgs& a) {
   return suits(a.cache_k, a.head_dim) && suits(a.cache_v, a.v_head_dim);
 }
 
-/// Boxes of the output are 16 score rows: those of a warp of prefill.h. False where no such box is part of a tile, rows do
+/// Boxes of the output are 16 score rows: those of a warp of prefill/. False where no such box is part of a tile, rows do
 /// not lie as tensor copies take them, or are codes: they are written otherwise then.
 bool encode_output(CUtensorMap& map, const gpu::AttendArgs& a, const gpu::RowSource& output) {
   constexpr std::int64_t kRows = 16;

@@ -28,7 +28,7 @@ struct ShortTanh : semantics::FloatOps {
     const float most = fabsf(x) > 20.0f ? 20.0f : fabsf(x);  // tanh is 1 there; from 44.4 on, d would be infinite and d * r NaN
     const float d = ptx::exp2_approx(most * (2.0f * kLog2e)) + 1.0f;
     const float r = ptx::reciprocal_approx(d);
-    return copysignf(1.0f - 2.0f * r * (2.0f - d * r), x);  // one Newton step
+    return copysignf(1.0f - 2.0f * r * (2.0f - d * r), x);  // r * (2 - d * r) is a Newton step of the reciprocal
   }
 };
 

@@ -17,8 +17,8 @@ using semantics::kLog2e;
 
 template <int kM, int kDim>
 struct Rows {
-  float max[kM][2];  ///< of base-2 logits; the same in the four threads of a row
-  float sum[kM][2];  ///< this thread's share: keys of its columns
+  float max[kM][2];  ///< maximum of base-2 logits; the four threads of a row hold the same
+  float sum[kM][2];  ///< sum over the keys of this thread's columns
   float acc[kM][kDim / 8][4];
 };
 

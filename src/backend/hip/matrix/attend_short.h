@@ -23,7 +23,7 @@ struct Short {
   /// K of the next tile waits in registers while this one is folded, if it takes no more than 32.
   static constexpr bool kKeysAhead = Keys::kCount * Keys::kWords <= 32;
   static constexpr int kQueryElements = kQueryInShared<Gpu, kDim> ? kShortRows * kPitch<kDim> : 0;
-  static constexpr int kTileElements = kShortKeys * kPitch<kDim>;  ///< of K, or of V
+  static constexpr int kTileElements = kShortKeys * kPitch<kDim>;  ///< elements of a tile of K or of V
   static constexpr int kSumsPitch = kDim + 4;
   static_assert(kShortRows * kSumsPitch * sizeof(float) <= kWaves * kTileElements * sizeof(std::uint16_t));
 
@@ -50,8 +50,8 @@ struct Short {
   const gpu::GenericItem& item;
   bool whole_rows, packed;
   int wave;
-  int part;      ///< of the output dims
-  int key_part;  ///< which tiles it folds
+  int part;      ///< part of the output dims that the wave sums
+  int key_part;  ///< residue of the tiles that the wave folds
   WaveRows rows;
   LaneRow row;
 
@@ -105,12 +105,12 @@ struct Short {
     fold_weights<Gpu, T>(s, sums);
     if (careful) {
       add_non_finite<Gpu, T, kColumns>(sums, values(), visible_keys(row, segment, first, kShortKeys));
-      gpu::wave_barrier();  // all rows have theirs
+      gpu::wave_barrier();  // every row has added its infinities and NaN before they become zeros
       zero_non_finite<T>(values(), kShortKeys / 4 * kColumns, lane_index<Gpu>(), Gpu::kWave);
       gpu::wave_barrier();  // the values are finite
     }
     multiply_values<Gpu, T, kColumns>(s, sums, values());
-    gpu::wave_order();  // likewise V
+    gpu::wave_order();  // values of the tile are read before the next tile's are written
   }
 
   QUIRE_DEVICE void publish(const RowAddresses& found) const {
@@ -142,7 +142,7 @@ struct Short {
   QUIRE_DEVICE SoftmaxState combine_waves(const Sums& sums) const {
     if (lane_group<Gpu>() == 0 && part == 0)
       shared.states[key_part * kShortRows + lane_row()] = natural_state<T>(sums.max, sums.sum);
-    gpu::block_barrier();  // all states are there; all tiles are used up
+    gpu::block_barrier();  // states of all waves are visible, and no wave reads a tile any more
     SoftmaxState state;
     QUIRE_NO_UNROLL
     for (int p = 0; p < kKeyParts; ++p) state = semantics::combine(state, shared.states[p * kShortRows + lane_row()]).state;

@@ -42,8 +42,8 @@ struct Tall {
   const gpu::GenericItem& item;
   bool whole_rows, packed;
   int wave;
-  int part;       ///< of the output dims
-  int row_block;  ///< of the tile
+  int part;       ///< part of the output dims that the wave sums
+  int row_block;  ///< row block of the tile that the wave folds
   WaveRows rows;
   LaneRow row;
 
@@ -96,7 +96,7 @@ struct Tall {
     }
     if (careful) {
       add_non_finite<Gpu, T, kDim>(sums, values() + part * kOut * 16, visible_keys(row, segment, first, kKeys));
-      gpu::block_barrier();  // all rows have theirs
+      gpu::block_barrier();  // every row has added its infinities and NaN before they become zeros
       zero_non_finite<T>(values(), kKeys / 4 * kDim, gpu::thread_here(), kThreads);
       gpu::block_barrier();  // the values are finite
     }

@@ -108,9 +108,9 @@ QUIRE_DEVICE void merge_parts(const gpu::AttendArgs& a, const gpu::GenericItem& 
 /// True on all threads if it is on one. `flag` is 0 before and after.
 QUIRE_DEVICE bool any_in_block(bool mine, std::int32_t* flag) {
   if (mine) *flag = 1;
-  gpu::block_barrier();  // all have spoken
+  gpu::block_barrier();  // flags of all threads are visible
   const bool any = *flag != 0;
-  gpu::block_barrier();  // all have heard
+  gpu::block_barrier();  // every thread has read the flag before it becomes 0
   if (gpu::thread_here() == 0) *flag = 0;
   return any;
 }

@@ -77,8 +77,8 @@ QUIRE_DEVICE LaneRow lane_row_of(const gpu::AttendArgs& a, const gpu::GenericIte
 /// What a lane sums for its row: kBlocks blocks of 16 output dims.
 template <class Gpu, int kBlocks>
 struct RowSums {
-  float max = -INFINITY;  ///< of base-2 logits; the same on all lanes of the row
-  float sum = 0.0f;       ///< of the lane's own keys, until sum_over_lanes()
+  float max = -INFINITY;  ///< maximum of base-2 logits; all lanes of the row hold the same
+  float sum = 0.0f;       ///< sum over the lane's own keys, until sum_over_lanes()
   typename Gpu::Sums acc[kBlocks];
 
   QUIRE_DEVICE void clear() {

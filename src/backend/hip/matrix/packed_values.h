@@ -14,8 +14,8 @@ namespace quire::hip::matrix {
 /// neighbours in shared memory.
 template <int kDim, int kKeys, int kThreads>
 struct PackedPieces {
-  static constexpr int kTokens = kPieceDims<kDim>;  ///< of a piece
-  static constexpr int kOfDim = kKeys / kTokens;    ///< pieces
+  static constexpr int kTokens = kPieceDims<kDim>;  ///< tokens of a piece
+  static constexpr int kOfDim = kKeys / kTokens;    ///< pieces that hold one dim of a tile
   static_assert(kTokens % 4 == 0 && kKeys % kTokens == 0 && kThreads % kOfDim == 0);
 
   /// First token of the thread's pieces.
@@ -37,8 +37,8 @@ struct PackedPieces {
 
 /// The place of the tokens of a thread's pieces.
 struct PackedTokens {
-  std::uint64_t address = 0;  ///< of dim 0 of the first of them; 0 = none is seen
-  std::uint32_t seen = 0;     ///< a bit for each
+  std::uint64_t address = 0;  ///< address of dim 0 of the first token; 0 = no row sees one
+  std::uint32_t seen = 0;     ///< bits of the tokens that a row sees
 };
 
 /// Finds the place of kTokens tokens from `token` on. Tokens in [begin, end) are seen and have an address in `rows`. One page

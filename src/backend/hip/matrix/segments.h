@@ -19,7 +19,7 @@ QUIRE_DEVICE bool is_coded(DType type) { return type != DType::f16 && type != DT
 /// Keys [begin, end), none of them left of what the item's rows see.
 struct Segment {
   int begin = 0, end = 0;
-  DType type = DType::none;  ///< of K and V; 16-bit rows may come from the cache and from `key` and `value`
+  DType type = DType::none;  ///< type of K and V; rows of 16 bits may lie in the cache or in `key` and `value`
   bool coded = false;        ///< the type is an fp8 one
   float scale = 1.0f;        ///< softmax_scale * k_scale
   float v_scale = 1.0f;

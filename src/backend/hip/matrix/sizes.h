@@ -9,7 +9,7 @@
 
 namespace quire::hip::matrix {
 
-constexpr int kBlockRows = 16, kBlockKeys = 16;  ///< of one product
+constexpr int kBlockRows = 16, kBlockKeys = 16;  ///< rows and keys of one matrix instruction
 constexpr int kShortRows = 16;                   ///< WorkList::tile_rows of the short list
 constexpr int kTallRows = 64;                    ///< WorkList::tile_rows of the tall list
 constexpr int kPartKeys = 64;                    ///< WorkList::tile_keys of both: parts begin at multiples of it
@@ -25,7 +25,7 @@ template <class Gpu, int kDim>
 constexpr int kOutBlocks = kDim / 16 / kDimParts<Gpu, kDim>;  ///< blocks of 16 output dims of a wave
 
 template <class Gpu, int kDim>
-constexpr int kShortWaves = 4;  ///< of a block
+constexpr int kShortWaves = 4;  ///< waves of a block
 template <class Gpu, int kDim>
 constexpr int kTallWaves = kTallRows / kBlockRows * kDimParts<Gpu, kDim>;
 
@@ -38,7 +38,7 @@ constexpr int kChunks = 16;
 template <int kDim>
 constexpr int kPieceDims = kDim / kChunks < 8 ? kDim / kChunks : 8;
 template <int kDim>
-constexpr int kPieces = kDim / kChunks / kPieceDims<kDim>;  ///< of a chunk
+constexpr int kPieces = kDim / kChunks / kPieceDims<kDim>;  ///< pieces of a chunk
 
 /// Elements from one row of K or of the query to the next in shared memory: 16 bytes of padding put the rows that a wave reads
 /// together into different banks.

@@ -42,7 +42,7 @@ struct CodeUnit {
     const bool codes = T::kDType == DType::f16 && a.query.dtype == DType::fp8_e4m3fn;
 #pragma unroll
     for (int i = 0; i < kProducts / 2; ++i) {
-      const int quad = i * 4 + lane() % 4;  // of four dims
+      const int quad = i * 4 + lane() % 4;  // index of a group of four dims
       uint2 dims{};
       if (row != nullptr && codes) {
         tile::convert_four<true>(reinterpret_cast<const std::uint32_t*>(row)[quad], dims.x, dims.y);

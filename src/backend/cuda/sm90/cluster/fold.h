@@ -56,7 +56,7 @@ struct Warp {
 
   typename Products::Words query;
   float out[kProducts][4] = {};       ///< two dims: high parts, then low parts
-  float max = -INFINITY, sum = 0.0f;  ///< of row g; the sum is over this thread's keys
+  float max = -INFINITY, sum = 0.0f;  ///< maximum of row g, and its sum over this thread's keys
 
   __device__ static int lane() { return Products::lane(); }
 

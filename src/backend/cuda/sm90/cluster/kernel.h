@@ -81,7 +81,7 @@ __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit 
 /// Grid: blocks of a cluster x KV heads x requests. A division takes longer than a round trip to L2, so there is none.
 struct ClusterArgs {
   gpu::AttendArgs common;
-  int blocks = 1, shift = 0;  ///< of a cluster, and the logarithm
+  int blocks = 1, shift = 0;  ///< blocks of a cluster, and log2 of them
   int page_shift = -1;        ///< see PlaceWalk
 };
 
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_const
   std::int32_t first = (rank * kWarps + warp) * kUnitKeys;
 
   const Request request = Request::of(a, req);
-  Place places = walk.look_up(first);  // as if there were no window: lengths are not there yet
+  Place places = walk.look_up(first);  // lengths have not arrived yet, so the walk starts as if there were no window
   const Merge<typename Products::Query, typename Products::Weight, Memory> merge{a,      shared,     kv_head, request.first_token,
                                                                                  blocks, args.shift, rank};
   if (blocks > 1) {

@@ -29,7 +29,7 @@ struct UnitRows {
 template <int kDim_, int kBytes_>
 struct Memory {
   static constexpr int kDim = kDim_, kBytes = kBytes_;
-  static constexpr int kQuads = kDim / 4;  ///< of four dims, in a row of the output
+  static constexpr int kQuads = kDim / 4;  ///< groups of four dims in a row of the output
   using Rows = UnitRows<kDim * kBytes>;
   struct Unit {
     Rows keys, values;
@@ -37,7 +37,7 @@ struct Memory {
   /// 192 KiB an SM are on their way at a time, once a unit is folded: less leaves memory idle.
   static constexpr int kStages = 192 * 1024 / kWarps / sizeof(Unit);
   /// Units that a warp asks for before it has folded one. The reason is believed and was not measured apart: instructions are not
-  /// in L2 when a call begins, and are fetched behind the keys that were asked for (docs/lab/2026-11-26-cluster-decode.md).
+  /// in L2 when a call begins, and are fetched behind the keys that were asked for.
   /// Another number changes times alone.
   static constexpr int kFirst = kBytes == 1 ? 1 : kStages;
   /// A warp's memory: units, then its partial result. Four floats more than a row holds keep rows apart in the banks.

@@ -62,7 +62,7 @@ struct Merge {
   Shared& shared;
   const int kv_head;
   const std::int32_t token;
-  const int blocks, shift, rank;  ///< of the cluster: blocks are 2^shift
+  const int blocks, shift, rank;  ///< size of the cluster, log2 of it, and this block's index in it
 
   __device__ int quads() const { return a.group * kQuads; }
   /// Pieces that block `of` finishes: every blocks-th, from piece `of` on.
@@ -132,7 +132,7 @@ struct Merge {
     const int quad = quad_of(i);
     const bool writes = i < mine() && is_sound();
     if (blocks > 1) {
-      hopper::wait(&shared.all_received, 0);  // by all threads: the block may not end while others write to it
+      hopper::wait(&shared.all_received, 0);  // all threads wait: the block may not end while other blocks write to it
       if (writes) sum = of_cluster(i, quad, state);
     }
     if (!writes) return;

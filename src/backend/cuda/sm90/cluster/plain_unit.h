@@ -19,7 +19,7 @@ struct PlainUnit {
   using Memory = cluster::Memory<kDim, 2>;
   using Unit = typename Memory::Unit;
   static constexpr int kProducts = kDim / 8;
-  using Words = std::uint32_t[kProducts];  ///< of the query: what product i of the keys takes
+  using Words = std::uint32_t[kProducts];  ///< operand of the query for each product
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 

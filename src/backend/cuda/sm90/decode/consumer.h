@@ -54,7 +54,7 @@ struct Consumer {
       const float weight = semantics::weight_in<ptx::Exp2>(found.max[me.column(q)], top);
       state.max[q] = top;
       state.sum[q] *= rescale;
-      if (me.matrix_row() == 0) state.sum[q] += weight * Online::sum_of(found.sums, me.column(q));  // one thread of each column
+      if (me.matrix_row() == 0) state.sum[q] += weight * Online::sum_of(found.sums, me.column(q));  // one thread a column
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
 #pragma unroll
@@ -95,8 +95,8 @@ struct Consumer {
     const Epilogue<T, Memory> epilogue{args, shared, group};
     Ring ring;
     typename Memory::JobRing jobs;
-    std::uint32_t found_parity = 0;  // of the results that one warpgroup sends to the other
-    int turn = 0;                    // of the weights: those of the last piece may still be read
+    std::uint32_t found_parity = 0;  // parity of the mbarrier for results of another warpgroup
+    int turn = 0;                    // buffer of the weights; a product may still read the last piece's
     int unmerged = 0;
 #pragma unroll 1
     for (;; jobs.advance()) {

@@ -210,7 +210,7 @@ struct Epilogue {
     const bool split = job.parts.count > 1, sound = split || is_sound();
     Online::publish_sums(state, shared.sums[end_index()]);
     if (split) keep_values(state, job);
-    group.sync();  // all sums are there
+    group.sync();  // sums of all warps are visible
     if (!sound) return;
     if (!split) {
       with_output([&](auto output) { write_rows<output()>(state, job); });

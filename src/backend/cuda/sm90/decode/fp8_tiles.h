@@ -45,14 +45,14 @@ struct Fp8Tiles {
   static constexpr int kDim = kDim_;
   static constexpr int kHeads = 1;  ///< KV heads of a tile
   static constexpr bool kInRegisters = true;
-  static constexpr bool kHoldUncachedRows = false;               ///< this step's rows have 16 bits
-  static constexpr bool kScalesQuery = T::kDType != DType::f16;  ///< row by row, as it becomes f16
-  static constexpr int kPartsAtOnce = 8;                         ///< of a merge; more would cost the loop over tiles registers
+  static constexpr bool kHoldUncachedRows = false;               ///< rows of this step have 16 bits, rows of a tile 8
+  static constexpr bool kScalesQuery = T::kDType != DType::f16;  ///< each row gets a scale of its own when it becomes f16
+  static constexpr int kPartsAtOnce = 8;                         ///< parts that a merge loads together; more cost registers
   static constexpr bool kDimsInPairs = true;                     ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
   static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
-  static constexpr int kRowBytes = kBoxDims;  ///< of a box, swizzled by as many bytes
+  static constexpr int kRowBytes = kBoxDims;  ///< bytes of a key in a box, and the width of the box's swizzle
   static constexpr int kElementBytes = 1;
-  static constexpr int kBlocks = kDim / 64;  ///< of 64 dims
+  static constexpr int kBlocks = kDim / 64;  ///< blocks of 64 dims
 
   /// Warpgroups of a block, and blocks of an SM.
   template <int kRows>
@@ -64,7 +64,7 @@ struct Fp8Tiles {
     return kRows == 8 && kDim <= 128 ? 4 : 1;
   }
 
-  static constexpr int kProducerWarps = 1;  ///< of blocks of one warpgroup: half as many boxes, and no registers for more warps
+  static constexpr int kProducerWarps = 1;  ///< a block of one warpgroup has half as many boxes, and no registers for more
 
   struct Tile {
     Byte boxes[kBoxes][kTileKeys * kRowBytes];
@@ -104,7 +104,7 @@ struct Fp8Tiles {
 
   /// 16 codes with zeros for infinities and NaN.
   __device__ static uint4 finite_of(const uint4& chunk, bool e4m3) {
-    const std::uint32_t mask = e4m3 ? 0x7F7F7F7Fu : 0x7C7C7C7Cu;  // all these bits are set, in e5m2 those of the exponent
+    const std::uint32_t mask = e4m3 ? 0x7F7F7F7Fu : 0x7C7C7C7Cu;  // bits of NaN in e4m3; bits of infinity and NaN in e5m2
     const auto finite = [&](std::uint32_t codes) { return codes & ~__vcmpeq4(codes & mask, mask); };
     return {finite(chunk.x), finite(chunk.y), finite(chunk.z), finite(chunk.w)};
   }

@@ -16,8 +16,8 @@ struct Job {
   std::int32_t full_begin, full_end;  ///< tiles within these positions are full: cached keys that all rows see
   std::int32_t end_in_tiles;          ///< first position whose key is in no tile
   std::int32_t turn;                  ///< the warpgroup that takes the first tile
-  bool by_rows;                       ///< each warpgroup takes all tiles, and kRows score rows of its own
-  bool uncached_in_tiles;             ///< this step's rows overwrite rows of tiles; else they are folded one by one
+  bool by_rows;                       ///< every warpgroup takes all tiles, with kRows score rows of its own
+  bool uncached_in_tiles;             ///< rows of this step overwrite rows of tiles; otherwise they are folded one by one
   Parts parts;
   tile::Item item;
   tile::RowSpan span;

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   const gpu::AttendArgs& a = args.common;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
-  if (threadIdx.x == 0) {  // of a consumer warp: the first copy waits for the producers
+  if (threadIdx.x == 0) {  // a consumer thread does this: the first copy waits for the producers
     hopper::prefetch_map(&maps.k), hopper::prefetch_map(&maps.v);
     Memory::init_barriers(shared);
   }
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Memory::kThreads, Memory::kBlocks)
   const bool few = a.num_reqs <= kFewRequests, produces = warp >= 0 && warp < Memory::kProducerWarps;
   Counted counted{};
   if (!few || produces) counted = count_iterations<Memory::kThreads>(args, iterations, shared.work, few, warp);
-  if (few) __syncthreads();  // all see the mbarriers; count_iterations() has a barrier otherwise
+  if (few) __syncthreads();  // mbarriers become visible; otherwise the barrier in count_iterations() does that
   if (warp < 0) {
     if constexpr (Memory::kMoveRegisters) hopper::take_registers<Memory::kConsumerRegisters>();
     gpu::confirm_if_first(a);

@@ -244,7 +244,7 @@ struct Mainloop {
       raise_maxima(state, s);
       put_weights(sums, state, s, turn);
       hopper::fence_shared();
-      group.sync();  // all weights are there
+      group.sync();  // weights of all warps are visible
     }
 #pragma unroll
     for (int q = 0; q < kColumns; ++q) state.sum[q] += sums[q];

@@ -21,10 +21,10 @@ namespace quire::cuda::sm90::decode {
 /// A position in a ring of kLength stages, in one register.
 template <int kLength>
 struct StageRing {
-  int at = 0;  ///< of two rounds
+  int at = 0;  ///< position within two rounds of the ring
   __device__ int stage() const { return at < kLength ? at : at - kLength; }
   __device__ std::uint32_t parity() const { return at < kLength ? 0 : 1; }
-  __device__ void advance(int by = 1) {  // by <= 2 kLength
+  __device__ void advance(int by = 1) {
     at += by;
     if (at >= 2 * kLength) at -= 2 * kLength;
   }
@@ -55,12 +55,12 @@ struct Memory {
   static constexpr int kThreads = kConsumerThreads + (kMoveRegisters ? 128 : 32 * kProducerWarps);
   static constexpr int kRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 56;
   static constexpr int kConsumerRegisters = kRegisters + (kRegisters - kProducerRegisters) / kGroups / 8 * 8;
-  static constexpr int kQueryBytes = 128;         ///< of a row's 64 dims
-  static constexpr int kWeightBytes = 4 * kRows;  ///< of a key: high parts, low parts
+  static constexpr int kQueryBytes = 128;         ///< bytes of 64 dims of a query row
+  static constexpr int kWeightBytes = 4 * kRows;  ///< bytes of a key's weights: high parts, then low parts
   static constexpr int kJobs = 2;                 ///< the piece at hand, and the next
   static constexpr int kOthers = kGroups > 1 ? kGroups - 1 : 1;
   static constexpr int kEnds = kByRows ? kGroups : 1;          ///< warpgroups that finish rows
-  static constexpr int kArrivals = kByRows ? 4 * kGroups : 4;  ///< that free a stage, however many warps use it
+  static constexpr int kArrivals = kByRows ? 4 * kGroups : 4;  ///< arrivals that free a stage, however many warps use it
 
   /// Results of a warpgroup beyond the first for a piece whose tiles were taken in turn, or its rows of the query.
   struct Found {
@@ -68,7 +68,7 @@ struct Memory {
       float out[kRows][kDim + 4];
       alignas(1024) Byte query[kHalves][kRows * kQueryBytes];
     };
-    float max[kRows], sums[4][kRows];  ///< of each warp's keys
+    float max[kRows], sums[4][kRows];  ///< maximum of the warpgroup's keys, and a sum for each warp's
   };
   /// Narrow tiles: segments that a block completes are merged when its share is done. They are no more than the block's partial
   /// results.
@@ -87,15 +87,15 @@ struct Memory {
   struct SharedOf {
     alignas(1024) Tile k[kStages];
     Tile v[kStages];
-    alignas(1024) Byte weights[kGroups][2][kTileKeys * kWeightBytes];  ///< of a warpgroup's tiles, alternately
+    alignas(1024) Byte weights[kGroups][2][kTileKeys * kWeightBytes];  ///< two buffers for each warpgroup, used by turns
     alignas(1024) Byte query[kHalves][kRows * kQueryBytes];
     std::conditional_t<(kGroups > 1), Found, char> found[kOthers];  ///< unused where there is one warpgroup
-    alignas(16) float2 states[kEnds][kRows];                        ///< of the rows that are finished: maximum, sum
+    alignas(16) float2 states[kEnds][kRows];                        ///< maximum and sum of the rows that are finished
     RowEnd ends[kEnds][kRows];
-    float maxima[kGroups][4][kRows];  ///< of each warp's keys
+    float maxima[kGroups][4][kRows];  ///< maximum for each warp's keys
     union {
-      float sums[kEnds][4][kRows];      ///< likewise, at the end of a piece
-      float query_units[kEnds][kRows];  ///< at its beginning: the value of 1 in a row of the query, where rows are scaled
+      float sums[kEnds][4][kRows];      ///< sum for each warp's keys, at the end of a piece
+      float query_units[kEnds][kRows];  ///< at the beginning of a piece: value of 1 in a scaled row of the query
     };
     Job jobs[kJobs];
     hopper::Barrier job_full[kJobs], job_free[kJobs];

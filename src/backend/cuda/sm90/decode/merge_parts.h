@@ -17,15 +17,15 @@ namespace quire::cuda::sm90::decode {
 /// A merge by 128 threads, each with four dims of a row at a time (a chunk) and kAtOnce parts.
 template <typename T, int kDim, int kRows, int kAtOnce>
 struct MergeParts {
-  static constexpr int kThreads = kDim / 4;                     ///< of a row
-  static constexpr int kLanes = kThreads < 32 ? kThreads : 32;  ///< of a warp among them
-  static constexpr int kChunks = kRows * kThreads / 128;        ///< of a thread
+  static constexpr int kThreads = kDim / 4;                     ///< threads that share a row
+  static constexpr int kLanes = kThreads < 32 ? kThreads : 32;  ///< lanes of one warp among those threads
+  static constexpr int kChunks = kRows * kThreads / 128;        ///< chunks that a thread merges
   static_assert(kLanes % kAtOnce == 0);
 
   const gpu::AttendArgs& a;
-  const int rows;          ///< that exist
-  const int partial_rows;  ///< of a partial result
-  const int rows_before;   ///< in it
+  const int rows;          ///< rows of the tile that exist
+  const int partial_rows;  ///< rows of a partial result
+  const int rows_before;   ///< rows of a partial result before this merge's
   const Parts parts;
   float2* const staged;  ///< [128]: of a part, its weight and weighted sum
 

@@ -20,10 +20,10 @@ namespace quire::cuda::sm90::decode {
 template <int kDim, int kRows, int kBytes>
 class StagedMerge {
  public:
-  static constexpr int kThreads = kDim / 4;                            ///< of a row
-  static constexpr int kLanes = std::min(kThreads, 32);                ///< of a warp among them
-  static constexpr int kGroups = 128 / kLanes;                         ///< of so many lanes
-  static constexpr int kMostParts = 128, kMine = kMostParts / kLanes;  ///< that are weighed at once, and of a lane among them
+  static constexpr int kThreads = kDim / 4;                            ///< threads that share a row
+  static constexpr int kLanes = std::min(kThreads, 32);                ///< lanes of one warp among those threads
+  static constexpr int kGroups = 128 / kLanes;                         ///< groups of kLanes lanes
+  static constexpr int kMostParts = 128, kMine = kMostParts / kLanes;  ///< parts weighed at once, and a lane's share of them
   static constexpr int kSlotParts = 8;
   static constexpr int kSlots = std::min<int>(kBytes / (kSlotParts * 128 * sizeof(float4)), 12);
   static_assert(kSlots >= 2);
@@ -31,7 +31,7 @@ class StagedMerge {
   using Slot = float4[kSlotParts][128];
   using Weights = float[kGroups][kMostParts];
   struct Row {
-    float4 total{};                     ///< this thread's dims
+    float4 total{};                     ///< sum of this thread's four dims
     float max = -INFINITY, sum = 0.0f;  ///< the sum over the parts that were this lane's, until all are folded
   };
 
@@ -91,14 +91,14 @@ class StagedMerge {
 #pragma unroll 1
     for (int part = first; part < end; part += kSlotParts, accs += kSlotApart) {
       ptx::wait_copies<kSlots - 1>();
-      __syncwarp();  // it is there, and so are the weights
+      __syncwarp();  // the slot's copies and the weights are visible to the warp
 #pragma unroll
       for (int i = 0; i < kSlotParts; i += 4) {
         const float4 weights = *reinterpret_cast<const float4*>(&weights_[part - first + i]);
         add(row.total, slots_[slot][i][thread()], weights.x), add(row.total, slots_[slot][i + 1][thread()], weights.y);
         add(row.total, slots_[slot][i + 2][thread()], weights.z), add(row.total, slots_[slot][i + 3][thread()], weights.w);
       }
-      __syncwarp();  // it is used up
+      __syncwarp();  // all lanes have read the slot
       copy(slots_[slot], accs, part + kSlots * kSlotParts, copied);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }

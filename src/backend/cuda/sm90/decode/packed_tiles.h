@@ -13,7 +13,7 @@ namespace quire::cuda::sm90::decode {
 template <typename Base, int kDim, int kElementBytes>
 struct PackedTilesOf : Base {
   static constexpr int kBoxes = 1;                        ///< side by side
-  static constexpr int kRowBytes = kDim * kElementBytes;  ///< of a token, in a box
+  static constexpr int kRowBytes = kDim * kElementBytes;  ///< bytes of a token's row in a box
   using KeyLayout = PackedKeys<kDim, kElementBytes>;
   using ValueLayout = PackedValues<kDim, kElementBytes>;
 
@@ -96,7 +96,7 @@ template <typename T, int kDim>
 struct PackedFp8Tiles : PackedTilesOf<Fp8Tiles<T, kDim>, kDim, 1> {
   using KeyLayout = PackedKeys<kDim, 1>;
   using ValueLayout = PackedValues<kDim, 1>;
-  static constexpr int kBlocks = kDim / 64;  ///< of 64 dims
+  static constexpr int kBlocks = kDim / 64;  ///< blocks of 64 dims
   static constexpr bool kDimsInPairs = false;
 
   __device__ static float value_at(const auto& tile, int key, int dim, bool e4m3, int page_size) {

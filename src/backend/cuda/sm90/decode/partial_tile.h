@@ -16,8 +16,8 @@ struct PartialTile {
   using Tile = typename Tiles::Tile;
   using State = typename Softmax<Memory>::State;
   static constexpr int kDim = Memory::kDim, kHalves = Memory::kHalves;
-  static constexpr int kHeadChunks = kDim * Tiles::kElementBytes / 16;  ///< of 16 bytes in a head's row
-  static constexpr int kChunks = Memory::kHeads * kHeadChunks;          ///< in a row
+  static constexpr int kHeadChunks = kDim * Tiles::kElementBytes / 16;  ///< 16-byte chunks in a head's row
+  static constexpr int kChunks = Memory::kHeads * kHeadChunks;          ///< chunks in a row of all heads
 
   const gpu::AttendArgs& a;
   typename Memory::Shared& shared;
@@ -115,7 +115,7 @@ struct PartialTile {
           position >= job.item.lengths.cached_len && position < job.span.any_end && position >= job.span.any_begin;
       return job.uncached_in_tiles && uncached ? group.uncached_row(a.value, job, position, head) : nullptr;
     });
-    if constexpr (Memory::kHeads > 1) return;  // one query row: all rows see the same keys
+    if constexpr (Memory::kHeads > 1) return;  // tiles of several heads have one query row: all score rows see the same keys
     if (job.span.any_begin != job.span.full_begin || job.span.any_end != job.span.full_end)
       set_non_finite_apart(state, job, v, first);
   }

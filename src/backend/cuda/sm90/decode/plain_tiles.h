@@ -21,12 +21,12 @@ struct PlainTiles {
   static constexpr bool kInRegisters = false;  ///< operands leave the tile before the products end
   static constexpr bool kHoldUncachedRows = true;
   static constexpr bool kScalesQuery = false;
-  static constexpr int kPartsAtOnce = 16;      ///< of a merge
+  static constexpr int kPartsAtOnce = 16;      ///< parts that a merge loads together
   static constexpr bool kDimsInPairs = false;  ///< dim_of(block, 1) is dim_of(block, 0) + 1, even
   static constexpr int kBoxes = kDim / 64;     ///< side by side
   static constexpr int kBoxDims = 64;
-  static constexpr int kRowBytes = 128;                    ///< of a box
-  static constexpr int kBoxBytes = kTileKeys * kRowBytes;  ///< of a tile
+  static constexpr int kRowBytes = 128;                    ///< bytes of a key in a box
+  static constexpr int kBoxBytes = kTileKeys * kRowBytes;  ///< bytes of a box with all keys of a tile
   static constexpr int kElementBytes = 2;
 
   /// Warpgroups of a block, and blocks of an SM.

@@ -19,7 +19,7 @@ struct Producer {
   const HopperArgs& args;
   const CacheMaps& maps;
   Shared& shared;
-  const int warp;  ///< one of Memory::kProducerWarps
+  const int warp;  ///< index below Memory::kProducerWarps
   const gpu::AttendArgs& a = args.common;
 
   /// Boxes [begin, end) of a request hold a cached key that some row of the slice sees.
@@ -29,7 +29,7 @@ struct Producer {
   /// Facts of a piece that the copies need.
   struct Source {
     int req = 0, kv_head = 0;
-    Piece piece;  ///< of no tiles until one is assigned
+    Piece piece;  ///< an empty piece until one is assigned
     Boxes seen{};
   };
 

@@ -36,7 +36,7 @@ __device__ inline tile::RowSpan span_of(const gpu::AttendArgs& a, const gpu::Len
 
 /// First iterations of requests, in shared memory. The host has checked that 32 bits are enough.
 struct WorkEntries {
-  alignas(16) std::int32_t begin[kWorkEntries + 1];  ///< of every requests_of_entry()-th request; the last is the end of all
+  alignas(16) std::int32_t begin[kWorkEntries + 1];  ///< first iterations, every requests_of_entry()-th request; then the end
   std::int32_t of_warp[12];
   /// For few requests, each producer warp has entries and all lengths in the same memory.
   __device__ std::int32_t* begin_of_few(int warp) { return begin + warp * kWorkEntries / 2; }
@@ -91,7 +91,7 @@ constexpr std::int32_t kUnsound = -1;  ///< instead of a number of iterations: l
 struct Counted {
   const std::int32_t* begin;
   std::int32_t all;
-  const gpu::Lengths* lengths;  ///< of all requests; null where they are many
+  const gpu::Lengths* lengths;  ///< lengths of all requests; null where requests are many
 };
 
 /// All threads of the block together; or, of up to kFewRequests, the producer warps, which alone have to know, each on its own:
@@ -151,7 +151,7 @@ __device__ inline Counted count_iterations(const HopperArgs& args, const Iterati
 struct Requests {
   using Lengths = gpu::Lengths;
   const gpu::AttendArgs& a;
-  const Lengths* known;  ///< of all requests; null where they are many
+  const Lengths* known;  ///< lengths of all requests; null where requests are many
   __device__ Lengths lengths(std::int32_t req) const { return known != nullptr ? known[req] : gpu::lengths_of(a, req); }
 };
 

@@ -35,7 +35,7 @@ struct Softmax {
   using Weight = typename Memory::Tiles::Weight;
   static constexpr int kHalves = Memory::kHalves, kRows = Memory::kRows;
   static constexpr int kSums = Memory::kHeads * kHalves;  ///< accumulators: a head's halves, then the next one's
-  static constexpr int kColumns = kRows / 4;              ///< of a thread
+  static constexpr int kColumns = kRows / 4;              ///< columns that a thread holds
   /// The most by which a logit may exceed the maximum, in base 2: f16 weights are 2^14 times as large and end at 2^16.
   static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
   /// The largest logit that needs no other maximum, rounded down: a sum rounded up would let a weight end at 2^16.

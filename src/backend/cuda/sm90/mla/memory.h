@@ -17,10 +17,10 @@ constexpr int kKeys = kTileKeys, kKeyDim = kMlaKeyDim, kValueDim = kMlaValueDim;
 constexpr int kRowBytes = 128, kBoxDims = 64, kBoxBytes = kRows * kRowBytes;
 constexpr int kBoxes = kKeyDim / kBoxDims, kValueBoxes = kValueDim / kBoxDims;
 constexpr int kPieceKeys = kMlaPieceKeys, kPieces = kKeys / kPieceKeys, kPieceBytes = kPieceKeys * kRowBytes;
-constexpr int kStrideBytes = kBoxes * kPieceBytes;                                 ///< from 8 keys to the next
+constexpr int kStrideBytes = kBoxes * kPieceBytes;                                 ///< distance of neighbouring groups of 8 keys
 constexpr int kWeightBox = kValueBoxes;                                            ///< the box that weights replace
 constexpr int kGroups = 2;                                                         ///< warpgroups that multiply
-constexpr int kHalfDim = kValueDim / kGroups, kHalfBoxes = kValueBoxes / kGroups;  ///< of values, a warpgroup's
+constexpr int kHalfDim = kValueDim / kGroups, kHalfBoxes = kValueBoxes / kGroups;  ///< half of V: a warpgroup's share
 constexpr int kConsumerThreads = 128 * kGroups, kThreads = kConsumerThreads + 128;
 /// Producer warps: one for what each warpgroup frees, and one that draws items.
 constexpr int kDrawingWarp = kGroups;
@@ -46,10 +46,10 @@ struct Shared {
   Tile keys[kGroups];
   float max[kGroups][kRows];  ///< base 2, after a tile of that warpgroup
   float sum[kGroups][kRows];
-  hopper::Barrier full[kGroups][kParts], free[kGroups][kParts];  ///< by slot
+  hopper::Barrier full[kGroups][kParts], free[kGroups][kParts];  ///< index: warpgroup, then part of its tile
   tile::Item items[2];
   bool more[2];
-  std::uint32_t not_finite[kGroups][4];  ///< by warp: bit r is row r of its 16
+  std::uint32_t not_finite[kGroups][4];  ///< bit r of a warp's word is row r of the warp's 16
   float zero;
 };
 static_assert(sizeof(Shared) <= 227 * 1024);

@@ -17,7 +17,7 @@ struct MergedRow {
 
   const gpu::AttendArgs& a;
   const tile::Item& item;
-  const int row;  ///< of the tile
+  const int row;
   const int dim;
 
   __device__ std::int64_t place(int part) const { return tile::partial_tile(a, item, part) * a.work.tile_rows + row; }

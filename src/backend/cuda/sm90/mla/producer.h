@@ -15,14 +15,14 @@ struct Producer {
   const gpu::AttendArgs& a;
   const LatentMaps& maps;
   Shared& shared;
-  const int group;  ///< that frees the warp's parts
+  const int group;  ///< consumer warpgroup that frees the parts which this warp fills
 
   /// Tokens of a tile that this lane looks up: 8 neighbours, by one of the first 8 lanes, or single ones, two for each lane.
   static constexpr int kRuns = 2;
   struct Tokens {
-    int token[kRuns], page[kRuns];  ///< of the cache
+    int token[kRuns], page[kRuns];  ///< token within a page, and page of the cache
     bool mine[kRuns];               ///< a row sees one of them
-    std::uint32_t count;            ///< of all lanes
+    std::uint32_t count;            ///< number of tokens that all lanes copy
   };
   /// Pages of the lane's tokens.
   struct Pages {

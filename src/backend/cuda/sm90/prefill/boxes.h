@@ -18,10 +18,10 @@ struct TileBoxes {
   /// One box of a tile a lane.
   struct Box {
     bool fresh;
-    bool mine;            ///< this lane of this warp copies one
-    int row, part;        ///< of the tile: its first row, and which part of the dims
+    bool mine;            ///< this lane of this warp copies a box
+    int row, part;        ///< first row of the box in its tile, and its part of the dims
     int token, page;      ///< coordinates
-    std::uint32_t bytes;  ///< of all boxes of the tile
+    std::uint32_t bytes;  ///< bytes of all boxes of the tile
   };
 
   /// Layout of boxes in a tile: each has `tokens` rows of `row_bytes` bytes, one of `parts` parts of the dims. Of every `of`

@@ -60,7 +60,7 @@ struct Consumer {
     }
   }
 
-  static constexpr int kNone = -1;  ///< no slot
+  static constexpr int kNone = -1;
 
   /// Takes one job after the other. Where there are three slots, a slot is given back a job later, when its rows have been read.
   __device__ __forceinline__ void run_alone() const {
@@ -104,8 +104,8 @@ struct Consumer {
     Weights p = {};
     Work w = {};
     int open = kNone, written = kNone;  // slots; rows of `written` are being read
-    bool half = false;                  // of the tile whose weights are in p, only half is seen
-    bool pending = false;               // those weights are of the open job, and not multiplied yet
+    bool half = false;                  // the rows see only half of the tile whose weights are in p
+    bool pending = false;               // the weights in p belong to the open job and are not multiplied yet
     for (;; jobs.advance()) {
       if (written != kNone) epilogue.give_back_written(written);
       hopper::wait(&block.shared.job_full[jobs.stage], jobs.parity);

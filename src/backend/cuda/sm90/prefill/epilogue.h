@@ -242,8 +242,8 @@ struct Epilogue {
     const int row_of_warp = Lane::group() * 64 + Lane::warp_in_group() * 16, first = w.first + Lane::warp_in_group() * 16;
     float factor[2];
     finish_rows<tile::Output::own>(factor, state, job, w);
-    hopper::settle(factor);  // or all products with a factor of 0 are computed beside those with another
-    if (Memory::kCodes && T::kDType == DType::f16 && block.a.output_dtype == DType::bf16)  // under a query of codes
+    hopper::settle(factor);  // without it, the compiler emits products for a factor of 0 and for others
+    if (Memory::kCodes && T::kDType == DType::f16 && block.a.output_dtype == DType::bf16)  // the query has codes
       stage<tile::Bf16>(staging, row_of_warp, state, factor);
     else
       stage<T>(staging, row_of_warp, state, factor);

@@ -186,7 +186,7 @@ struct Mainloop {
 
   /// Tiles [begin, end) that every row of the warpgroup sees, after another such tile, where every row has a maximum. The loop
   /// holds nothing that other tiles need: instructions that are jumped over cost a fetch each time (NVIDIA H100,
-  /// docs/lab/2026-11-26-unmasked-loop.md). Such tiles are cached, so a packed cache's are packed.
+  /// 2026-11-26). Such tiles are cached, so a packed cache's are packed.
   template <typename Element>
   __device__ __forceinline__ void fold_unmasked(State& state, Weights& p, const Work& w, int begin, int end, int last,
                                                 const Query& query, Rings& ring) const {

@@ -50,7 +50,7 @@ struct MaskedJob : Job {
 struct alignas(16) RowKeys {
   int begin, end;
   int prefix_end;
-  int position;  ///< of the row, counted from the request's first key
+  int position;  ///< position of the row, counted from the request's first key
 };
 
 /// `query_row`: of the request.

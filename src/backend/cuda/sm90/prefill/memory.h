@@ -44,11 +44,11 @@ struct Memory {
   static constexpr bool kCodes = holds_codes(kCache), kPacked = is_packed(kCache);
   static constexpr plan_detail::PrefillTile kTile = plan_detail::Sm90Tuning::prefill_tile(kDim, kTall);
   static constexpr int kGroups = kTile.groups, kRows = kTile.rows(), kKeys = kTile.keys;
-  /// Tall tiles have room for three stages, which took 2 % less time than two (H100, docs/lab/2026-11-26-unmasked-loop.md).
+  /// Tall tiles have room for three stages, which took 2 % less time than two (H100, 2026-11-26).
   static constexpr int kStages = kDim > 256 ? 1 : kTall ? 3 : 2;
   /// Slots for queries and for jobs: with three, one is being closed, one worked on, and one on its way. With fewer queries than
   /// jobs, the next job's keys are copied before its query. Head_dim 256 has one job: a second made 16 prompts of 1k 2.5 % slower
-  /// (H100, docs/lab/2026-11-26-wide-dims-and-masks.md).
+  /// (H100, 2026-11-26).
   static constexpr int kQueries = kDim > 128 || (kCodes && kDim == 128) ? 1 : kCodes ? 2 : 3;
   static constexpr int kJobs = kCodes || (kDim > 128 && kDim != 256) ? 2 : kQueries;
   // Warpgroups: two or three that work, then one that copies. Codes are converted by one more, or, where products take more
@@ -65,10 +65,10 @@ struct Memory {
   static constexpr int kConsumerRegisters = kTall ? 160 : !kCodes ? 232 : kDim == 64 ? 200 : kDim == 128 ? 208 : 224;
   static constexpr int kAllRegisters = kProducerRegisters + kGroups * kConsumerRegisters + (kFour ? kTransformRegisters : 0);
   static_assert(kAllRegisters <= (kThreads == 512 ? 4 * 128 : 3 * 168));
-  static constexpr int kRowBytes = 128;  ///< of a 64-dim half
+  static constexpr int kRowBytes = 128;  ///< bytes of a row in a 64-dim half
   // Codes: boxes of up to 128 dims.
   static constexpr int kBoxDims = kDim < 128 ? kDim : 128, kBoxes = kDim / kBoxDims;
-  static constexpr int kCodeStages = kDim == 256 ? 1 : 2;  ///< of K, and of V
+  static constexpr int kCodeStages = kDim == 256 ? 1 : 2;  ///< stages of K's codes, and as many of V's
 
   template <int kHalvesOfTile>
   struct TileOf {
@@ -77,7 +77,7 @@ struct Memory {
   using Tile = TileOf<kHalves>;
   using ValueTile = TileOf<kOutHalves>;
   struct Query {
-    unsigned char halves[kHalves][kRows * kRowBytes];  ///< at the end of an item: its output
+    unsigned char halves[kHalves][kRows * kRowBytes];  ///< the output is staged here at the end of an item
   };
   static_assert(kOutDim <= kDim && ((kOutDim == kDim && !kMasks) || kCache == CacheKind::rows));
   struct CodeTile {
@@ -96,15 +96,15 @@ struct Memory {
     ValueTile v[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeStages, Nothing> codes;
     Job jobs[kJobs];
-    [[no_unique_address]] std::conditional_t<kMasks, RowKeys[kRows], Nothing> row_keys;  ///< of the job at hand
-    hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];                  ///< full: its query is there, too
+    [[no_unique_address]] std::conditional_t<kMasks, RowKeys[kRows], Nothing> row_keys;  ///< keys of each row of the current job
+    hopper::Barrier job_known[kJobs], job_full[kJobs], job_free[kJobs];                  ///< full: with its query
     hopper::Barrier k_full[kStages], k_free[kStages], v_full[kStages], v_free[kStages];
     [[no_unique_address]] std::conditional_t<kCodes, CodeBarriers, Nothing> code_barriers;
-    hopper::Barrier draw_next;          ///< where items are drawn apart: the one at hand has few tiles left to copy
-    hopper::Barrier index_full[kJobs];  ///< of the pair's second block
-    hopper::Barrier index_free[kJobs];  ///< of its first: the second has read the index before
+    hopper::Barrier draw_next;          ///< few tiles of the current item are left to copy: the next item is drawn
+    hopper::Barrier index_full[kJobs];  ///< the second block of a pair may read the index
+    hopper::Barrier index_free[kJobs];  ///< the second block has read the previous index
     int index[kJobs];
-    int num_items;  ///< of the list; asked by one thread, which has no register to keep it in
+    int num_items;  ///< length of the item list; the thread that draws has no register for it
     int last;
     float zero;
     int group_inverse;  ///< ceil(2^16 / group): for n < 512, n / group is n * group_inverse / 2^16

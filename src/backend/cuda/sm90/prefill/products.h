@@ -40,7 +40,7 @@ struct Products {
   /// computes addresses once, in uniform registers.
   struct Operands {
     hopper::Matrix rows, keys;
-    int half_bytes = 0, step_bytes = 0;  ///< of keys that may be packed: from 64 dims to the next, and from 16
+    int half_bytes = 0, step_bytes = 0;  ///< distances of the next 64 and the next 16 dims of keys
   };
   __device__ Operands operands(const Query& query, const Ring& ring, bool packed) const {
     const auto& k = block.shared.k[ring.k.stage].halves[0];
@@ -80,7 +80,7 @@ struct Products {
   }
   template <typename Element, bool kPacked, bool kWhole>
   __device__ void multiply_values(State& state, const Weights& p, const hopper::Matrix& values, bool half) const {
-    if (kBeside && !kWhole && __reduce_or_sync(~0u, half) != 0)  // it is the same in all threads, and ptxas knows it by that
+    if (kBeside && !kWhole && __reduce_or_sync(~0u, half) != 0)  // the reduction tells ptxas that all threads agree
       multiply_values<Element, kKeys / 2, kPacked>(state, p, values);
     else
       multiply_values<Element, kKeys, kPacked>(state, p, values);

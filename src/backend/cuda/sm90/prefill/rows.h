@@ -32,7 +32,7 @@ struct Block {
   const HopperArgs& args;
   const PrefillMaps& maps;
   typename Memory::Shared& shared;
-  const int rank;  ///< in its pair
+  const int rank;  ///< index of the block in its pair
   const gpu::AttendArgs& a = args.common;
 
   __device__ int block_rows() const { return Memory::kSplitsValues ? a.work.tile_rows : a.work.tile_rows / kPair; }

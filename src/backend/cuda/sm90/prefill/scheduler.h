@@ -11,7 +11,7 @@ namespace quire::cuda::sm90::prefill {
 
 using KeyTileSpan = schedule::KeyTileSpan<int>;
 
-inline constexpr int kNoMoreJobs = -1;  ///< as cached_tiles
+inline constexpr int kNoMoreJobs = -1;  ///< value of cached_tiles that ends the loop over jobs
 
 /// Written by one thread, read by all.
 struct Job {
@@ -22,9 +22,9 @@ struct Job {
   int least_position;
   int first_query;  ///< query row of the request that the tile's first score row belongs to
   schedule::KeyTileOrder<int> order;
-  float k_scale;    ///< of cached keys, times that of an 8-bit query
-  float v_scale;    ///< of cached values, if fresh tiles come after them: then what was summed is multiplied by it
-  int scaled_at;    ///< in this tile; -1: in none
+  float k_scale;    ///< scale of cached keys, times the scale of an 8-bit query
+  float v_scale;    ///< scale of cached values; where fresh tiles follow, it multiplies what was summed before them
+  int scaled_at;    ///< tile before which sums are multiplied by v_scale; -1: none
   float out_scale;  ///< what is summed of all tiles is multiplied by it
   bool plain;       ///< the softmax scale is all that is done to a dot product, but for k_scale
 

@@ -11,8 +11,8 @@ namespace quire::cuda::sm90::prefill {
 struct Work {
   int first;                         ///< score row of the warpgroup
   int unmasked_begin, unmasked_end;  ///< tiles of the job, from the cache, whose every key is seen by all of its rows
-  int row_end[2];                    ///< of keys that this thread's rows see
-  float factor;                      ///< of dot products with cached keys, if the softmax scale is all that is done to them
+  int row_end[2];                    ///< ends of the keys that this thread's two rows see
+  float factor;                      ///< factor of dot products with cached keys, if they are scaled and nothing else
 
   /// Position of the thread's row `h`, the last key that it sees. (Positions instead of ends would cost two registers more.)
   __device__ int position(int h) const { return row_end[h] - 1; }

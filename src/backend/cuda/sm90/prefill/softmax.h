@@ -33,7 +33,7 @@ struct Softmax {
   /// Maximum and sum of this thread's two rows.
   struct Totals {
     float max[2] = {-INFINITY, -INFINITY};  ///< base 2
-    float sum[2] = {};                      ///< over this thread's columns
+    float sum[2] = {};                      ///< sum over this thread's columns
   };
   struct State : Totals {
     float out[kOutDim / 2] = {};  ///< columns are dims: index 4 i + 2 h + e

@@ -40,12 +40,12 @@ struct Transform {
   struct Place {
     int from, to;
   };
-  static constexpr int kTurns = !Memory::kPacked && kBoxDims == 128 ? 2 : 1;  ///< for 8 rows of a box
+  static constexpr int kTurns = !Memory::kPacked && kBoxDims == 128 ? 2 : 1;  ///< turns for 8 rows of a box
   static constexpr int kOfRows = kDim / 64;                                   ///< chunks of a lane in 8 rows
   template <bool kValues>
   __device__ Place place(int turn) const {
     int lane = threadIdx.x % 32;
-    hopper::compute_here(lane);  // not once for all tiles: there are no registers to keep it in
+    hopper::compute_here(lane);  // places are computed again for each tile: no register is left to keep them in
     if constexpr (Memory::kPacked && kValues)
       return {lane * 16, lane * 32 ^ PackedValues<kDim, 2>(block.a.page_size).swizzle(lane * 32)};
     if constexpr (Memory::kPacked) return {lane * 16, lane % 8 * kRowBytes + (lane / 8 * 2 ^ lane % 8) * 16};
@@ -87,7 +87,7 @@ struct Transform {
   template <typename Element, bool kE4m3, bool kValues, typename AwaitTile>
   __device__ void convert_tile(Tile& tile, const CodeTile& codes, AwaitTile&& await_tile) const {
     constexpr int kChunks = (kKeys / 8 + kWarps - 1) / kWarps * kOfRows;
-    constexpr int kAhead = kChunks == 8 ? 8 : 4;  // of 12 chunks (head_dim 256) there are no registers for more
+    constexpr int kAhead = kChunks == 8 ? 8 : 4;  // head_dim 256 has 12 chunks, and registers for 4 of them
     const Place places[2] = {place<kValues>(0), place<kValues>(kTurns - 1)};
     const unsigned char* const from = codes.boxes[0] + warp() * 8 * (Memory::kPacked ? kDim : kBoxDims);
     unsigned char* const to = tile.halves[0] + warp() * 8 * (Memory::kPacked && kValues ? kDim * 2 : kRowBytes);
