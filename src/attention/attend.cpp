@@ -35,7 +35,7 @@ Status prepare(const Plan& plan, const Batch& batch, const KVCache& cache, const
                const AttendOptions& attend_options) try {
   const gpu::Vendor* vendor = attention::vendor_of(batch.query.memory);
   if (!has_backend(plan.device.backend) || vendor != attention::vendor_of(device::memory_of(plan.device.backend)))
-    return attend(plan, batch, cache, options, workspace, attend_options);  // it refuses, in its own words
+    return attend(plan, batch, cache, options, workspace, attend_options);  // attend() refuses and names the reason
   if (vendor != nullptr) return gpu::prepare(*vendor, plan, batch, cache, options, workspace, attend_options);
   return cpu::prepare(plan, batch, cache, options, workspace, attend_options);
 } catch (...) {

@@ -151,7 +151,7 @@ Status BoundAttend::given(bool preparation, const Batch& batch, const KVCache& c
   const auto whole = preparation ? &quire::prepare : &attend;
   const bool sound = workspace.size() >= workspace_bytes_ && workspace.data() != nullptr &&
                      reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 == 0 && plainly_sound(pairs, workspace);
-  if (!sound) return whole(plan_, batch, cache, options, workspace, attend_options);  // it has the words, or finds it sound
+  if (!sound) return whole(plan_, batch, cache, options, workspace, attend_options);  // the full call names the fault, if any
   if (vendor == nullptr && preparation) return whole(plan_, batch, cache, options, workspace, attend_options);
   if (vendor == nullptr) {
     if (const Findings findings = contract::check_values(batch, cache, options); !findings.ok()) return findings.status();

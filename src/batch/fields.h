@@ -23,7 +23,7 @@ enum class Access { read, written };
 struct TensorField {
   std::string_view member;
   std::string_view name;       ///< the tensor's name in messages
-  std::string_view stored_as;  ///< its key in captures
+  std::string_view stored_as;  ///< the tensor's key in captures
   Kind kind;
   Presence presence;
   Access access;

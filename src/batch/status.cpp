@@ -30,7 +30,7 @@ const char* name(Code code) noexcept {
 }
 
 Status batch::caught(std::string_view call) {
-  constexpr const char* kShort = "out of memory";  // no longer than a string holds without memory of its own
+  constexpr const char* kShort = "out of memory";  // a std::string holds it without an allocation
   try {
     const std::string what(call);
     try {

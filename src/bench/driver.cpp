@@ -222,7 +222,7 @@ namespace {
 constexpr double kMostDisturbed = 0.25;  // share of a result's calls that may be disturbed
 constexpr double kMostDrift = 0.25;      // relative change of a ceiling, from start to end
 constexpr double kMostHop = 2000;        // ns for a cache line from core to core; between two sockets: about 300
-constexpr double kMostOfFloor = 1.05;    // above, the ceilings were measured while other processes used the machine
+constexpr double kMostOfFloor = 1.05;    // more means that other processes used the machine when ceilings were measured
 
 }  // namespace
 

@@ -111,7 +111,7 @@ std::int64_t available_memory() {
 
 Rotation::Rotation(const KVCache& cache, std::int64_t copies) {
   const std::vector<Tensor> tensors = tensors_of_tokens(cache);
-  if (!std::all_of(tensors.begin(), tensors.end(), forward)) {  // no place to begin a copy at; used where it lies
+  if (!std::all_of(tensors.begin(), tensors.end(), forward)) {  // a cache with negative strides has no first byte to copy from
     caches_.push_back(cache);
     return;
   }

@@ -25,7 +25,7 @@ std::int64_t preemptions() {
   return usage.ru_nivcsw;
 }
 
-constexpr double kOutside = 0.05;  // both tails together
+constexpr double kOutside = 0.05;  // share of samples in both tails together
 constexpr std::size_t kFewest = 6;
 
 /// The largest k for which the median of n independent values lies between the k-th smallest and the k-th largest with 95 %:

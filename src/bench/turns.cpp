@@ -10,7 +10,7 @@
 namespace quire::bench_detail {
 namespace {
 
-constexpr std::size_t kFewestBlocks = 6;    // of a result
+constexpr std::size_t kFewestBlocks = 6;    // blocks of a result
 constexpr double kShortestSample = 100e-6;  // far above what reading the clocks costs
 
 /// The blocks of one lane so far: a block's median by the wall without disturbed calls, by the wall with them, and by CPU time.

@@ -13,8 +13,8 @@ enum class InPlace { unlike, zeros, nan, scaled, rounded, rotated, reversed, int
 
 struct Found {
   InPlace what = InPlace::unlike;
-  double factor = 1;    ///< of scaled: B = factor * A
-  std::int64_t by = 0;  ///< of rotated: dim d of A is dim d + by of B
+  double factor = 1;    ///< factor of `scaled`: B = factor * A
+  std::int64_t by = 0;  ///< shift of `rotated`: dim d of A is dim d + by of B
 };
 
 /// The largest relative error, in the mean over a row, that two right roundings to these types can bring between equal numbers.

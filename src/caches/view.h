@@ -67,7 +67,7 @@ class View {
 class Index {
  public:
   void add(std::uint64_t digest, const Row& row, const View& view);
-  void sort();  ///< before find(); a row that was added twice counts once
+  void sort();  ///< find() needs it first; a row that was added twice counts once
   /// The rows with this digest: at most `most`, and at least two if there are several.
   std::vector<Row> find(std::uint64_t digest, const View& view, std::size_t most = 4) const;
 

@@ -44,7 +44,7 @@ struct Sizes {
   std::int64_t common_pages = 0;              ///< pages that all requests share
   std::int64_t pages_in_use = 0;              ///< enough for every position below seq_len
   std::int64_t num_pages = 0;
-  std::int64_t table_width = 1;  ///< one more than any request needs, so that every row ends in poison
+  std::int64_t table_width = 1;  ///< most pages of a request + 1, so that every row ends in poison
   bool has_new_rows = false;     ///< some tokens are not in the cache
 };
 

@@ -169,7 +169,7 @@ class Poisoner {
   Case& c_;
   PoisonKind kind_;
   Problem p_;
-  std::vector<bool> readable_;  ///< one flag per slot
+  std::vector<bool> readable_;
 };
 
 }  // namespace

@@ -381,7 +381,7 @@ Status set_factor(std::string_view key, std::string_view text, ProblemLine& line
 
 struct Key {
   std::string_view name;
-  std::string_view meaning;  ///< of a key that every line must have; empty: it may be missing
+  std::string_view meaning;  ///< meaning of a key that every line must have; empty: the key may be missing
   std::string_view aliases;  ///< names in other projects
   Status (*set)(std::string_view key, std::string_view text, ProblemLine& line);
   bool of_requests = false;  ///< values for the requests, which have to be known

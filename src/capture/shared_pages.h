@@ -12,7 +12,7 @@ namespace quire::capture {
 /// The owner of a shared page: all requests (level 0), or a group of neighbours.
 struct Branch {
   std::int64_t level = 0, group = 0;
-  std::int64_t page = 0;  ///< of the level
+  std::int64_t page = 0;  ///< page within the level
   auto operator<=>(const Branch&) const = default;
 };
 

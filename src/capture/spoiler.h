@@ -66,7 +66,7 @@ class Spoiler {
   std::int64_t size_;
   bool is_code4_;
   bool sign_varies_ = false;
-  alignas(8) std::byte bits_[2][8] = {};  ///< one element of the tensor's type, with either sign
+  alignas(8) std::byte bits_[2][8] = {};  ///< bits of one element of the tensor's type, with either sign
 };
 
 }  // namespace quire::capture

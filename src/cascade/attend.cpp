@@ -18,12 +18,12 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  // of each piece of the workspace
+constexpr std::size_t kAlignment = 256;  // alignment of each piece of the workspace
 
 std::size_t aligned(std::size_t bytes) { return semantics::round_up(bytes, kAlignment); }
 
 struct Sizes {
-  std::size_t outs, lses;  // of one level
+  std::size_t outs, lses;  // bytes of one level's partial outputs and log-sum-exps
 };
 Sizes sizes_of(const Cascade& c) noexcept {
   const auto rows = static_cast<std::size_t>(c.num_tokens * c.problem.num_q_heads);

@@ -55,7 +55,7 @@ struct SlotLedger::State {
   std::int64_t writes = 0;
   std::atomic<std::int64_t> reads{0};  ///< several const checks may run at once
   std::vector<Record> slots;
-  std::vector<Digest> digests;                                          ///< of each slot; empty: none are kept
+  std::vector<Digest> digests;                                          ///< digest of each slot; empty: digests are not kept
   std::unordered_map<std::int64_t, std::vector<std::int64_t>> readers;  ///< page -> requests that the page was shared with
 
   bool has_page(std::int64_t page) const noexcept { return page >= 0 && page < num_pages; }

@@ -24,7 +24,7 @@ using faults_detail::RowHead;
 using faults_detail::RowResult;
 
 constexpr std::size_t kRowsAtOnce = 64;          // (row, head) pairs that a thread takes at a time
-constexpr std::size_t kThreadedPairs = 4096;     // below this, starting threads costs more than it saves
+constexpr std::size_t kThreadedPairs = 4096;     // pairs below which starting threads costs more than it saves
 constexpr std::int64_t kLargeBatch = 1'000'000;  // visible pairs x heads from which right rows are left to the kernels
 
 bool same_row(const faults_detail::Row& a, const faults_detail::Row& b) {

@@ -127,7 +127,7 @@ Plant result_changed(std::function<void(const Row&, RowResult&)> change) {
 namespace {
 
 constexpr std::int64_t kRowsCompared = 4096;  // rows in which a difference is searched; bounds the time
-constexpr double kPlainLseChange = 1e-2;      // of an lse: tolerances of f32 are far smaller
+constexpr double kPlainLseChange = 1e-2;      // change of an lse that shows; tolerances of f32 are far smaller
 
 /// The largest change of an element, as largest_change() counts.
 double change_of(const Facts& f, const RowResult& changed, const RowResult& right) {

@@ -44,7 +44,7 @@ auto function_changed(Function AnyModel::* function, Wrong wrong) {
 
 /// A way in which a fault could have happened on this batch.
 struct Suspect {
-  std::string detail;  ///< its parameters in words; empty if there are none
+  std::string detail;  ///< parameters in words; empty if there are none
   Plant plant;
   bool rows_only = false;  ///< replaces `row` only: every row that it leaves alone is right
 };

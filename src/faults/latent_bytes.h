@@ -19,7 +19,7 @@ struct LatentBytes {
 
   const std::uint8_t* row = nullptr;
 
-  double code(std::int64_t d) const;  ///< without its scale
+  double code(std::int64_t d) const;  ///< value of the code, not multiplied by the scale
   double scale(std::int64_t block) const;
   double rope(std::int64_t d) const;
   /// An element of bf16 that begins at any byte of the row.

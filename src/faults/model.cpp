@@ -129,7 +129,7 @@ void load_cached(const Model& m, Side side, const Place& place, std::int64_t hea
 
 /// A K or V vector as a model reads it: stored values and one factor, or own values if a fault changes the vector.
 struct Loaded {
-  const float* stored = nullptr;  ///< from DecodedPages; nullptr: `values` hold the vector
+  const float* stored = nullptr;  ///< vector in DecodedPages; nullptr: `values` hold it
   double scale = 1;
 };
 

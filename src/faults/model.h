@@ -46,10 +46,10 @@ struct Facts {
   std::vector<std::int64_t> query_start_loc, seq_lens, cached_lens;  ///< cached_lens = seq_lens if absent
   std::vector<std::int64_t> q_begin, key_begin;                      ///< given values, or the defaults of batch.hpp
   std::vector<bool> causal;
-  std::vector<std::int64_t> prefix_lens, tree_lens;  ///< 0 if absent
-  std::vector<std::vector<Span>> spans;              ///< of each request, without empty ones
+  std::vector<std::int64_t> prefix_lens, tree_lens;  ///< lengths; 0 if absent
+  std::vector<std::vector<Span>> spans;              ///< spans of each request that are not empty
   bool has_shapes = false;                           ///< a chunk, a prefix, spans or a tree is given
-  bool has_masks = false;                            ///< not causal_at_end(), or has_shapes
+  bool has_masks = false;                            ///< causal_at_end() is false, or has_shapes is true
   DecodedPages decoded;                              ///< K and V as numbers, page by page
   /// The kernel rounds cached K and V times their scale to the query's type before it uses them.
   bool dequantised_to_query = false;

@@ -16,8 +16,8 @@ namespace quire::files {
 
 /// Modes of a file that did not exist, in octal; the umask of the process takes bits away. A wrong mode shows users' data to
 /// other accounts of the machine, or keeps a report from them.
-inline constexpr unsigned kReport = 0666;    ///< for whomever the umask admits
-inline constexpr unsigned kUserData = 0600;  ///< for the owner alone: a capture holds keys and values of users' texts
+inline constexpr unsigned kReport = 0666;    ///< mode of a report: whomever the umask admits
+inline constexpr unsigned kUserData = 0600;  ///< mode of a capture, which holds users' data: the owner alone
 
 /// Writes a file beside `path`, which takes the place of `path` on commit(). Without commit() nothing remains. Where the file
 /// system has nameless files, nothing remains of a process that is killed, either.

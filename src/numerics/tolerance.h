@@ -12,7 +12,7 @@
 namespace quire::numerics {
 
 inline constexpr double kAccumulatorRoundoff = 0x1p-24;  ///< u: kernels accumulate in f32
-inline constexpr double kLambda = 8;                     ///< one sum exceeds its bound with probability <= 2 exp(-kLambda^2 / 2)
+inline constexpr double kLambda = 8;                     ///< a sum exceeds its bound with probability <= 2 exp(-kLambda^2 / 2)
 inline constexpr double kRoundingsPerKey = 7;            ///< product, sum, rescale, and an exp of 2u (counts 2^2)
 inline constexpr double kScoreRoundings = 16;            ///< everything between a dot product and the argument of exp
 inline constexpr double kWeightRoundings = 8;            ///< exp itself, v_scale, reciprocal, normalisation

@@ -107,7 +107,7 @@ void choose_splits(std::vector<WorkTile>& tiles, const Plan& plan, const CostMod
     const std::int64_t segments = segments_of(tile, plan.split_keys);
     if (most <= mean * kEvenEnough || segments == 1) continue;
     tile.num_parts = static_cast<std::int32_t>(segments);
-    loads = before;  // its segments are light and fill what is left
+    loads = before;  // segments of the cut tile are light and fill what is left
   }
 }
 

@@ -66,7 +66,7 @@ std::vector<DeviceList> short_and_tall_lists(const Plan& plan, KernelHandle kern
     tall.min_rows = tiles.short_rows;
     lists = {decode, tall};
     if (plan.bounds.max_query_len * plan.problem.group() <= tiles.short_rows) {
-      decode.max_rows = kMaxInt32;  // also right, if slower, should the bounds be wrong
+      decode.max_rows = kMaxInt32;  // rows stay right, and get slower, if the bounds are wrong
       lists = {decode};
     }
   }

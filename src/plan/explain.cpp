@@ -123,7 +123,7 @@ std::string render(const Explanation& e, const Result<Plan>& planned) {
   if (!e.chosen.empty()) {
     text += formatted("kernel    {}\n", e.chosen);
   } else {
-    const std::string& why = planned.status().message();  // its further lines repeat the refusals below
+    const std::string& why = planned.status().message();  // further lines of the message repeat the refusals below
     text += formatted("kernel    none: {}\n", why.substr(0, why.find('\n')));
   }
   std::vector<std::string_view> elsewhere;

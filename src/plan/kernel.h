@@ -43,7 +43,7 @@ struct Body {
   std::int64_t run_tokens = 1;  ///< tokens of a page that are copied together; other pages, token by token, have other costs
   bool own_packed = false;      ///< packed caches are copied in another way, for which costs of other layouts do not stand
   bool rounds_weights = false;  ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
-  bool f16_weights_over_codes = false;  ///< over fp8 caches to f16, whatever the query's type; else to the query's type
+  bool f16_weights_over_codes = false;  ///< weights over fp8 caches are f16; otherwise they have the query's type
   bool deals_itself() const { return shares.least > 0; }
 };
 
@@ -58,8 +58,8 @@ struct GpuTraits {
   /// no choice. Null: the kernel has one way.
   std::string (*decode_reason)(const Plan& plan) = nullptr;
   std::span<const Body> bodies;
-  std::span<const BodyCosts> costs = {};   ///< on the devices of device_costs.h
-  std::span<const ShapedMask> masks = {};  ///< under which the costs hold, beside masks without a shape
+  std::span<const BodyCosts> costs = {};
+  std::span<const ShapedMask> masks = {};
   /// SMs for the first plan's call, if it should be served at the same time as the second plan's, which has the rest; 0 if not.
   /// Null: the kernel serves one call at a time.
   std::int64_t (*units_beside)(const Plan& longer, const Plan& shorter) = nullptr;

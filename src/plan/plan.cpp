@@ -34,7 +34,7 @@ Status sanity(const Problem& p) {
   constexpr std::int64_t kMaxKeys = std::int64_t{1} << 40;  // item, segment and byte counts stay far from overflow
   for (std::size_t r = 0; r < p.reqs.size(); ++r) {
     const Request& q = p.reqs[r];
-    const bool few_keys = q.context_len < 0 && !p.is_causal_at_end() && q.seq_len() >= 0;  // and more rows
+    const bool few_keys = q.context_len < 0 && !p.is_causal_at_end() && q.seq_len() >= 0;  // the request has more rows than keys
     if (q.query_len < 0 || (q.context_len < 0 && !few_keys) || q.query_len >= kMaxRows || q.context_len >= kMaxKeys)
       return bad(formatted("request {}: query_len {} outside [0, 2^31) or context_len {} outside [0, 2^40)", r, q.query_len,
                            q.context_len));
@@ -125,7 +125,7 @@ Assumed assume_bounds(const Batch& batch, const KVCache& cache, const PlanSettin
   a.bounds.max_query_len = assume(a, "query_len", a.bounds.num_tokens, "num_tokens", settings.max_query_len);
   a.bounds.query_len_from_shapes = settings.max_query_len <= 0 || settings.max_query_len > a.bounds.num_tokens;
   const std::int64_t columns = batch.block_table.shape[1], size = page_size(cache);
-  std::int64_t longest = columns * size;  // both are below 2^31
+  std::int64_t longest = columns * size;  // both factors are below 2^31
   std::string why = formatted("{} table columns x {} tokens per page", columns, size);
   if (batch.key.present()) {
     longest += a.bounds.max_query_len;

@@ -56,14 +56,14 @@ enum class Role : std::int32_t {
   tall_rows,       ///< many score rows of a request, in high tiles
   decode,          ///< few score rows, in low tiles of a kernel made for decode
   decode_wide,     ///< few score rows, in higher tiles of a kernel made for decode
-  decode_cluster,  ///< one query row of each request, whose keys a cluster of blocks has to itself
+  decode_cluster,  ///< single query rows; a cluster of blocks folds the keys of one request and KV head
   prefill,         ///< many score rows, in tiles of a kernel made for prefill
 };
 
 /// Reason why clusters of blocks serve the decode rows of a plan, or the first condition that keeps them from it.
 enum class ClusterReason : std::int32_t {
   no_choice,        ///< the kernel has one way to serve the list
-  suits,            ///< all clusters run at a time, and none of their blocks has many keys: clusters serve the list
+  suits,            ///< clusters serve the list: they all run at once, and no block has many keys
   batch_invariant,  ///< parts of requests have a fixed size
   query_len,        ///< a request has, or may have, several query rows
   group,            ///< a group has more score rows than a low tile

@@ -28,9 +28,9 @@ inline nlohmann::ordered_json pictures_json(const Pictures* pictures) {
 }
 
 inline constexpr std::int64_t kMaxRequests = 64;  ///< rows of the request x head map; beyond: the worst ones, or bins
-inline constexpr std::int64_t kMaxHeads = 128;    ///< its columns; beyond: bins of neighbours
+inline constexpr std::int64_t kMaxHeads = 128;    ///< columns of the request x head map; beyond: bins of neighbours
 inline constexpr std::int64_t kMaxRows = 64;      ///< rows of the cell x dim map: the worst cells
-inline constexpr std::int64_t kMaxDims = 256;     ///< its columns; beyond: bins of neighbours
+inline constexpr std::int64_t kMaxDims = 256;     ///< columns of the cell x dim map; beyond: bins of neighbours
 inline constexpr std::int64_t kMaxPages = 4096;   ///< cells of the page map; beyond: bins of neighbours
 inline constexpr std::int64_t kMaxServed = 256;   ///< rows of the kernel table: runs of equal requests
 

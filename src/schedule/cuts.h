@@ -17,7 +17,7 @@ namespace quire::schedule {
 
 inline constexpr std::int32_t kMinPartTiles = 4;    ///< shorter parts cost more in merging than they gain
 inline constexpr std::int32_t kUncut = 0x7FFFFFFF;  ///< a part size, in tiles of keys, that cuts nothing
-inline constexpr int kPartSizes = 9;                ///< that are tried: from what the load asks for up to twice that
+inline constexpr int kPartSizes = 9;                ///< part sizes that are tried, from what the load asks for to twice that
 
 /// The first part size that is tried, in tiles of keys: as many parts as items are wanted, were all tiles cut evenly. key_tiles:
 /// of all tiles, or a bound.

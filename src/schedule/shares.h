@@ -61,7 +61,7 @@ struct ShareArgs {
     Integer tile_rows = 1;
     Integer min_rows = 0, max_rows = 0;  ///< takes the requests with min_rows < query_len * group <= max_rows
     Integer split_keys = 0;              ///< keys of a part; 0 = only shares cut
-    Integer max_parts = 1;               ///< of a segment, with split_keys
+    Integer max_parts = 1;               ///< most parts of a segment, with split_keys
   } work;
 };
 
@@ -153,7 +153,7 @@ QUIRE_HD Int share_of(Int all, std::int64_t segments, Int blocks, const Rounding
   if (rounding.whole == 0 || share < rounding.whole || segments > all) return share;
   const Int length = quotient(all, static_cast<Int>(segments));
   if (length * segments != all) return share;
-  const Int parts = share < length ? quotient(length, share) : 1;  // of a segment
+  const Int parts = share < length ? quotient(length, share) : 1;  // parts of a segment
   const Int whole = share < length ? quotient<Int>(length - 1, parts) + 1 : (quotient<Int>(share - 1, length) + 1) * length;
   return whole - share <= share / (parts > 1 && rounding.part > 0 ? rounding.part : rounding.whole) ? whole : share;
 }
@@ -184,9 +184,9 @@ inline constexpr int kPartialsOfBlock = 2;
 /// Split of a segment over blocks (split-KV).
 template <class Int>
 struct Parts {
-  Int part = 0;  ///< the piece at hand
+  Int part = 0;  ///< index of the current piece's part
   Int count = 1;
-  Int counter = 0;                 ///< of parts that are complete
+  Int counter = 0;                 ///< index of the counter of complete parts
   Int first_partial = 0;           ///< index of part 0's partial result
   Int next_partial = 0, step = 0;  ///< part p > 0 has next_partial + p step
   QUIRE_HD Int partial(Int p) const { return p == 0 ? first_partial : next_partial + p * step; }
@@ -293,7 +293,7 @@ class Pieces {
   /// Two partial results a block, the first for what continues a segment from the block before.
   QUIRE_HD Parts<Int> shared_parts() const {
     const TileRange<Int>& tiles = slice_.tiles;
-    const Int first = slice_begin_ + iterations_.overhead, block = quotient(first, share_);  // of tile 0
+    const Int first = slice_begin_ + iterations_.overhead, block = quotient(first, share_);  // first iteration of tile 0
     Parts<Int> parts;
     parts.count = quotient(first + tiles.count() - 1, share_) - block + 1;
     parts.part = block_ - block;

@@ -38,7 +38,7 @@ QUIRE_HD std::uint16_t f16_encode(float value) {
   const std::uint16_t sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
   if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
   if (magnitude >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // 65520 and up round to infinity
-  if (magnitude < 0x38800000u) {                                                    // below 2^-14: subnormal
+  if (magnitude < 0x38800000u) {                                                    // numbers below 2^-14 are subnormal in f16
     const float scaled = bits_to_float(magnitude) * exact_power_of_two(24);
     std::uint32_t code = static_cast<std::uint32_t>(scaled);
     const float rest = scaled - static_cast<float>(code);

@@ -18,7 +18,7 @@
 
 namespace quire::semantics::latent_row {
 
-constexpr std::int64_t kLatentDims = 512;  ///< also the dims of V
+constexpr std::int64_t kLatentDims = 512;  ///< dims of the latent part of K, and of V
 constexpr std::int64_t kRopeDims = 64;
 constexpr std::int64_t kDims = kLatentDims + kRopeDims;  ///< dims of K
 constexpr std::int64_t kBlockDims = 128;                 ///< latent dims that share a scale

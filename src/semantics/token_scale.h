@@ -41,7 +41,7 @@ QUIRE_HD float largest_code(DType dtype) {
 class RowScale {
  public:
   QUIRE_HD void add(float element) {
-    const std::uint32_t bits = float_to_bits(element) & 0x7FFFFFFFu;  // of numbers that are not negative, larger bits are larger
+    const std::uint32_t bits = float_to_bits(element) & 0x7FFFFFFFu;  // numbers without a sign compare as their bits do
     if (bits > most_) most_ = bits;
   }
   /// max(max |x| / largest code, 2^-126): no row, zeros included, has a scale that is subnormal. NaN if an element is not finite.

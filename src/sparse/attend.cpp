@@ -27,7 +27,7 @@ namespace {
 
 using sparse::Part;
 
-constexpr std::size_t kAlignment = 256;  // of the workspace of each part
+constexpr std::size_t kAlignment = 256;  // alignment of each part's workspace
 
 std::size_t aligned(std::size_t bytes) { return semantics::round_up(bytes, kAlignment); }
 

@@ -21,7 +21,7 @@ std::vector<std::string> lines_of(std::string_view text, std::size_t columns) {
   std::string line;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t space = text.find(' ', at + 1), end = space == text.npos ? text.size() : space;
-    const std::string_view word = text.substr(at, end - at);  // with the space before it
+    const std::string_view word = text.substr(at, end - at);  // the word has the space before it
     if (!line.empty() && width(line) + width(word) > columns) {
       lines.push_back(std::move(line));
       line = word.substr(word.find_first_not_of(' ') == word.npos ? word.size() : word.find_first_not_of(' '));

@@ -11,7 +11,7 @@ namespace {
 constexpr long long kInterval = 20'000'000;
 
 thread_local InterruptScope* scope_of_thread = nullptr;
-thread_local char address_of_thread = 0;  // only its address is used
+thread_local char address_of_thread = 0;  // the address tells threads apart
 
 long long now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -334,7 +334,7 @@ void Judge::judge_poison(const std::string& check, PoisonKind kind) {
 
 void Judge::on_bits() {
   if (refused_ || !first_.status.ok()) return;
-  for (const PoisonKind kind : kPoisonBetween) judge_views(kind);  // where the checks of poison were not asked
+  for (const PoisonKind kind : kPoisonBetween) judge_views(kind);
   judge_repeat();
   judge_strides_and_threads();
   if (!target_.batch_invariant || !target_.deterministic) return;
@@ -467,7 +467,7 @@ std::string inputs_to_blame(const Target& target, const Prepared& p) {
     const auto middle = names.begin() + static_cast<std::ptrdiff_t>(names.size() / 2);
     std::vector<std::string> half(names.begin(), middle), rest(middle, names.end());
     if (!judge.fails_on_views(half)) half.swap(rest);
-    if (!judge.fails_on_views(half)) break;  // it takes a view of each half
+    if (!judge.fails_on_views(half)) break;  // the failure needs a view of each half
     names.swap(half);
   }
   return formatted("{}", fmt::join(names, ", "));

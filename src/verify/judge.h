@@ -94,7 +94,7 @@ class Judge {
   bool refused_ = false;
   bool gaps_passed_ = false;     ///< a call with Spread::gaps wrote what the first call wrote
   std::set<PoisonKind> viewed_;  ///< kinds of poison between the elements of views that strided_inputs has been asked with
-  bool bits_differed_ = false;   ///< between two calls whose bits should be the same
+  bool bits_differed_ = false;   ///< bits of two calls differed that should be the same
   std::string reason_;
   Written first_;
   std::vector<CheckResult> results_;

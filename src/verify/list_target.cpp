@@ -94,7 +94,7 @@ class AsLists {
       return std::shuffle(list, list + count, random);
     }
     for (std::int64_t k = row.begin; k < row.end; k += page_size_) list[count++] = page(k / page_size_);
-    const bool last_is_partial = row.end % page_size_ != 0;  // it stands last (Q-K10)
+    const bool last_is_partial = row.end % page_size_ != 0;  // a partial page stands last (Q-K10)
     std::shuffle(list, list + count - (last_is_partial && count > 0 ? 1 : 0), random);
   }
 

@@ -21,7 +21,7 @@ enum class Special {
   none,
   every_fp8_code,         ///< every finite code of the cache's type, which is i8 or an fp8 format, occurs in K and V
   minus_infinite_scores,  ///< every key of request 0 has the score -inf
-  nan_in_a_key,           ///< one visible key of request 0 holds NaN: its rows are NaN and no others
+  nan_in_a_key,           ///< NaN in a visible key of request 0: rows of request 0 are NaN, and no others
   huge_offsets,           ///< pages whose element offsets need more than 32 bits, in a sparse mapping
   stale_pages,            ///< impossible ids in the table for pages that end left of every window: freed, and dealt to nobody
   zero_queries,           ///< queries are 0: every score is 0, and a rank that sees one key has the lse 0

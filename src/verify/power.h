@@ -24,8 +24,8 @@ struct PowerOptions {
   std::set<std::string> asked;    ///< checks that the target was asked
   std::set<std::string> skipped;  ///< checks that it could not be asked; they count as not asked
   int num_threads = 2;
-  Strides strides = Strides::any;                                       ///< of the target's inputs
-  RoundedRows rounded_rows;                                             ///< judged by the tolerance that the target was judged by
+  Strides strides = Strides::any;                                       ///< strides of the target's inputs
+  RoundedRows rounded_rows;                                             ///< rounding whose tolerance the target was judged by
   std::function<bool(std::size_t killed, std::size_t total)> progress;  ///< false stops
 };
 

@@ -20,7 +20,7 @@ struct Prepared {
   Case c;
   Reference expected;
   std::vector<std::int64_t> tokens;  ///< rows that `expected` holds, ascending; empty: all of them
-  bool sparse = false;               ///< too large to poison: most of its memory does not exist
+  bool sparse = false;               ///< most memory of the case does not exist: it is too large to poison
 };
 
 /// visible pairs x query heads x head_dim up to which every row is compared; beyond, a sample of about this cost.

@@ -119,7 +119,7 @@ void keep_what_target_knows(std::vector<Entry>& entries, const Target& target, c
         entries, [](const Entry& entry) { return has_masks(entry.line.problem) || entry.shard.world > 1; },
         [](ProblemLine& line) { remove_masks(line.problem); });
   if (!target.v_head_dim) {
-    drop(is_of_latent_rows);  // which have no other V
+    drop(is_of_latent_rows);  // latent rows have no other V
     drop_but_random(entries, [](const Entry& entry) { return has_own_v(entry.line); }, remove_own_v);
   }
   if (!target.eight_bit_rows && options.types.empty())  // a target that takes 8-bit queries is asked for them by types, too
@@ -256,7 +256,7 @@ class Run {
   }
 
   void explain_failure(CaseResult& result, Prepared& p) {
-    if (p.entry.shard.world > 1) return;  // no line says how positions are dealt
+    if (p.entry.shard.world > 1) return;  // a problem line cannot say how positions are dealt
     if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
     blame_inputs(result, p);
   }

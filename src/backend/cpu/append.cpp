@@ -26,7 +26,7 @@ struct Side {
   const Tensor& cache;
   semantics::KvStrides strides;
   const Tensor& scale;
-  semantics::BlockScales blocks;  ///< of 4-bit codes
+  semantics::BlockScales blocks;  ///< scales of 4-bit codes
 };
 
 /// The scale that a row is divided by. The scale of a token is found here, and stored.

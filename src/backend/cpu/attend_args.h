@@ -25,7 +25,7 @@ using plan_detail::WorkItem;
 /// their own: the head in its lowest bits, above them the token, above these the page.
 struct BlockRows {
   const void* codes = nullptr;
-  semantics::KvStrides strides;  ///< in codes
+  semantics::KvStrides strides;  ///< strides in codes
   semantics::BlockScales scales;
   const float* scale_values = nullptr;  ///< [256] f32 values of the scales' codes
   int head_bits = 0, token_bits = 0;
@@ -35,12 +35,12 @@ struct BlockRows {
 struct RowSource {
   const void* data = nullptr;
   DType dtype = DType::f32;
-  semantics::KvStrides strides;             ///< for [tokens, heads, dim] tensors: token, head, dim and x = head_dim
+  semantics::KvStrides strides;             ///< a [tokens, heads, dim] tensor is one page with x = head_dim
   const float* fp8_table = nullptr;         ///< [256] f32 values of the dtype's codes; null unless dtype is an fp8 format
-  const std::uint16_t* fp8_bf16 = nullptr;  ///< the same values as bf16 codes
+  const std::uint16_t* fp8_bf16 = nullptr;  ///< values of fp8_table as bf16
   std::int64_t dims = 1;                    ///< elements of a row: head_dim, or v_head_dim of values
   std::int64_t stride = 16;                 ///< floats that a row takes in scratch
-  const BlockRows* blocks = nullptr;        ///< of 4-bit codes, whose `data` and `strides` yield row numbers
+  const BlockRows* blocks = nullptr;        ///< rows of 4-bit codes; `data` and `strides` then yield row numbers
 };
 
 struct AttendArgs {
@@ -54,10 +54,10 @@ struct AttendArgs {
   std::int64_t split_keys = 1024;
   std::int64_t direct_rows = 0;  ///< items of up to this many score rows take attend_direct.h; 0 = none does
   plan_detail::ThreadScratch scratch;
-  plan_detail::AmxScratch amx_scratch;  ///< instead of `scratch` for cpu_amx
+  plan_detail::AmxScratch amx_scratch;  ///< scratch of cpu_amx, which has no other
   RowSource query;                      ///< [num_tokens, num_q_heads, head_dim]
   RowSource cache_k, cache_v;
-  RowSource key, value;            ///< this step's rows, [num_tokens, num_kv_heads, their dims]; data null if absent
+  RowSource key, value;            ///< rows of this step [num_tokens, num_kv_heads, their dims]; data null if absent
   const float* k_scale = nullptr;  ///< [num_kv_heads] by scale_stride, or null = 1
   const float* v_scale = nullptr;
   std::int64_t k_scale_stride = 0;  ///< 0 = one scale for all heads
@@ -68,24 +68,24 @@ struct AttendArgs {
   std::int64_t num_pages = 0;
   std::int64_t page_size = 1;
   std::int64_t window = 0;         ///< 0 = none
-  std::int64_t window_right = -1;  ///< of requests that are not causal; -1 = none
+  std::int64_t window_right = -1;  ///< window of requests that are not causal; -1 = none
   std::int64_t chunk = 0;          ///< 0 = none
   bool spans_beyond_window = false;
   Tensor spans;                   ///< [num_reqs, max_spans, 2]; may be absent
-  semantics::TreeBits tree_bits;  ///< of row 0
+  semantics::TreeBits tree_bits;  ///< tree of row 0
   std::int64_t tree_stride = 0;   ///< bytes from row to row
   semantics::ScoreParams score;
-  const float* alibi_slopes = nullptr;  ///< by alibi_stride, or null
+  const float* alibi_slopes = nullptr;  ///< [num_q_heads] by alibi_stride, or null
   std::int64_t alibi_stride = 1;
-  const float* sinks = nullptr;  ///< by sinks_stride, or null
+  const float* sinks = nullptr;  ///< [num_q_heads] by sinks_stride, or null
   std::int64_t sinks_stride = 1;
-  const float* q_scale = nullptr;  ///< of an fp8 query, as k_scale; scores of cached keys take both
+  const float* q_scale = nullptr;  ///< [num_kv_heads] by q_scale_stride, or null = 1; scores of cached keys take both scales
   std::int64_t q_scale_stride = 0;
   void* output = nullptr;
   DType output_dtype = DType::f32;
-  float output_scale = 1.0f;  ///< of an fp8 output
+  float output_scale = 1.0f;  ///< scale of an fp8 output
   semantics::KvStrides output_strides;
-  float* lse = nullptr;  ///< by lse_token, lse_head, or null
+  float* lse = nullptr;  ///< [num_tokens, num_q_heads] by lse_token and lse_head, or null
   std::int64_t lse_token = 0;
   std::int64_t lse_head = 0;
   float* partial_acc = nullptr;         ///< [num_partials][v_stride]

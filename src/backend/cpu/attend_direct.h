@@ -132,7 +132,7 @@ void direct_scores(const ItemView& v, const TileRows& rows, const RowSource& sou
   const DType type = in_place && !pairs ? source.dtype : DType::f32;  // pairs are loaded like floats
   static_assert(!V::kWidensFp8 || V::kPairs == 2, "widened keys are pairs");
   const bool code_pieces = are_code_pieces(source);
-  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
+  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // k_panel is free: the direct path packs no keys
   const RowSource read = code_pieces ? joined_rows(source, codes) : source;
   const JoinedOffsets joined(source);
   const Fp8Widener<V> widen(read);

@@ -16,7 +16,7 @@ namespace {
 /// kWidth codes at a time: arithmetic for codes that it decodes exactly, the table for NaN codes and what else it cannot do.
 template <class V, DType kType>
 void convert_fp8(float* dst, const std::uint8_t* codes, std::int64_t count, const float* table) {
-  bool by_table = kType == DType::fp8_e5m2fnuz;  // its largest exponent is infinity's in f16
+  bool by_table = kType == DType::fp8_e5m2fnuz;  // the largest exponent of e5m2fnuz is infinity's in f16
   if (kType == DType::fp8_e4m3fn) by_table = V::has_code(codes, count, /*or_mask=*/0x80, /*code=*/0xFF);
   if (kType == DType::fp8_e4m3fnuz) by_table = V::has_code(codes, count, /*or_mask=*/0x00, /*code=*/0x80);
   if (by_table)

@@ -19,9 +19,9 @@ struct TileRows {
   std::int64_t k[kMaxTileKv];  ///< offset of the row in its RowSource, in elements
   std::int64_t v[kMaxTileKv];
   std::int64_t begin = 0, end = 0;
-  bool fresh = false;  ///< from this step's rows: other dtype, no scales
+  bool fresh = false;  ///< rows are this step's: another dtype, no scales
   // Rows that follow each other at a fixed distance, for prefetching: one run for each page.
-  std::int64_t run_begin[kMaxTileKv];  ///< its first key
+  std::int64_t run_begin[kMaxTileKv];  ///< first key of each run
   std::int64_t run_count[kMaxTileKv];
   std::int64_t num_runs = 0, longest_run = 0;
 };
@@ -38,7 +38,7 @@ inline void find_rows(TileRows& rows, const AttendArgs& a, std::int64_t req, std
   const semantics::KvStrides& v = rows.fresh ? a.value.strides : a.cache_v.strides;
   const auto add_run = [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t position) {
     const std::int64_t j = position - tile_begin, k_first = k.row(page, kv_head, offset), v_first = v.row(page, kv_head, offset);
-    const std::int64_t k_step = k.token, v_step = v.token;  // not read again behind each store
+    const std::int64_t k_step = k.token, v_step = v.token;  // copies need no reload after each store
     for (std::int64_t i = 0; i < count; ++i) rows.k[j + i] = k_first + i * k_step;
     for (std::int64_t i = 0; i < count; ++i) rows.v[j + i] = v_first + i * v_step;
     rows.run_begin[rows.num_runs] = j;

@@ -117,7 +117,7 @@ void direct_values(const ItemView& v, const TileRows& rows, const RowSource& sou
                    PrefetchWalk& ahead) {
   const bool in_place = readable_in_place(source), turned = are_turned_words<V>(source);
   const bool turned_codes = are_turned_codes<V>(source);
-  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // which the direct path has no other use for
+  auto* const codes = reinterpret_cast<std::uint8_t*>(v.k_panel);  // k_panel is free: the direct path packs no keys
   const RowSource read = turned_codes ? joined_rows(source, codes) : source;
   const JoinedOffsets joined(source);
   const Fp8Widener<V> widen(read);

@@ -50,7 +50,7 @@ template <bool kMinusZeroIsNan>
 void fp8_rows_as_bf16_of(const Fp8Codes& codes, const std::uint8_t* const* from, std::int64_t count, std::int64_t head_dim,
                          std::uint8_t* to, std::int64_t bytes, std::int64_t pitch) {
   const auto first_of = [](std::int64_t n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; };
-  const Fp8Codes table = codes;  // in registers: the stores below might change what the reference names
+  const Fp8Codes table = codes;  // a copy in registers: the stores below might alias `codes`
   for (std::int64_t j = 0; j < count; ++j, to += pitch) {
     std::int64_t d = 0;
     __m512i first, second;

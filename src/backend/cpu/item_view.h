@@ -29,7 +29,7 @@ struct ItemView {
   const AttendArgs& args;
   const WorkItem& item;
   std::int64_t group, stride, v_stride, tile_kv, num_rows, first_token;
-  std::int64_t first_position;  ///< of the request: where its first row stands, counted from its first key
+  std::int64_t first_position;  ///< position of the request's first row, counted from its first key
   semantics::Mask mask;
   semantics::SeenKeys seen;  ///< keys that some row of the item sees
   float *query, *acc, *total, *staging, *k_panel, *v_panel, *scores;

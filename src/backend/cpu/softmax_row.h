@@ -90,7 +90,7 @@ float softmax_row(float* row, TileKeys keys, const semantics::ScoreParams& param
   return V::Faults::correction(correction);
 }
 
-constexpr std::int64_t kMaxSoftmaxRows = 8;  // of one call of softmax_rows()
+constexpr std::int64_t kMaxSoftmaxRows = 8;  // most rows of one call of softmax_rows()
 
 /// Whether logits are dot products times a positive scale and nothing else. Then the largest dot product gives the largest logit,
 /// and nobody stores logits.

@@ -137,7 +137,7 @@ void scale_cached_keys(const ItemView& v, float* row, TileKeys keys, std::int64_
 struct Tile {
   std::int64_t start, begin, end;  ///< keys [begin, end) of the tile that starts at `start`
   bool k_in_place = false, v_in_place = false;
-  TileRows rows;  ///< if one of them is
+  TileRows rows;  ///< offsets of rows, set if K or V is in place
   TileScales scales;
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kRun = 4096;             // a page of 16 tokens x 128 dims x 2 bytes
-constexpr std::int64_t kTrialBytes = 4 * kMiB;  // per thread and trial; short enough to fall between two disturbances
+constexpr std::int64_t kTrialBytes = 4 * kMiB;  // bytes per thread and trial: few enough to fall between two disturbances
 constexpr std::int64_t kSmallest = 64 << 10;
 constexpr int kTrials = 24;  // trials of a ceiling, of which the best counts
 

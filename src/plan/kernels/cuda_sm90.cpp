@@ -123,7 +123,7 @@ DeviceList sm90_instead(const Plan& plan, const DeviceList& list) {
   }
   other.kernel = rows::cuda_mma;
   other.role = Role::short_rows;
-  if (list.role == Role::decode) return other;  // its tiles are cuda_mma's short ones
+  if (list.role == Role::decode) return other;  // decode tiles have the size of cuda_mma's short ones
   other.role = Role::tall_rows;
   other.tile_rows = kMmaTiles.tall_rows;
   other.tile_keys = kMmaTiles.tile_keys;
@@ -226,7 +226,7 @@ DeviceList decode_tiles(const Plan& plan) {
   decode.role = Role::decode_wide;
   decode.tile_keys = kSm90.tile_keys;
   decode.cluster_reason = cluster_reason(plan);
-  if (plan.batch_invariant) {  // all rows of all plans need the same tiles
+  if (plan.batch_invariant) {  // rows need the same tiles in every plan
     decode.tile_rows = wide;
     decode.max_rows = kMaxInt32;
     decode.split_keys = kSm90.split_keys;
@@ -372,7 +372,7 @@ std::int64_t sm90_units_beside(const Plan& longer, const Plan& shorter) {
     long_tiles +=
         tiling.most_key_tiles(tiling.tiles(r.query_len), r.context_len, r.seq_len(), 0, /*has_masks=*/true) * p.num_kv_heads;
   for (const Request& r : shorter.problem.reqs)
-    short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys}) * p.num_kv_heads;  // of one head
+    short_tiles += semantics::ceil_div(r.seq_len(), std::int64_t{schedule::kShortTileKeys}) * p.num_kv_heads;
   const std::int64_t long_work = long_tiles * kSm90.weight_beside_call(p.head_dim) + kSm90.ends_beside_call;
   const std::int64_t share = prefill.num_blocks * long_work / (long_work + short_tiles);
   return std::clamp<std::int64_t>(share, prefill.num_blocks - kSm90.reading_blocks, prefill.num_blocks - 2) / 2 * 2;

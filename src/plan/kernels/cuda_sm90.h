@@ -35,7 +35,7 @@ struct Sm90Tuning {
   /// Shares of narrow tiles, of narrow ones whose rows are 8-bit codes or those of two heads, and of wide ones. Smaller shares
   /// make more parts, and one warpgroup merges all parts of up to 32 rows of a wide tile, at some 1.5 us a part (measured on an
   /// H200). Shares of whole segments save merges and leave some blocks without work: decode over rows of 256 bytes takes up to
-  /// 1 % longer with them, over smaller rows up to 6 % less (an H100, docs/lab/2026-11-27-shares-of-codes.md).
+  /// 1 % longer with them, over smaller rows up to 6 % less (an H100, 2026-11-27).
   schedule::Rounding<std::int32_t> narrow_share{.least = 1, .whole = 34};
   schedule::Rounding<std::int32_t> small_row_share{.least = 1, .whole = 24, .part = 34};
   schedule::Rounding<std::int32_t> wide_share{.least = 8, .whole = 0};
@@ -96,7 +96,7 @@ struct Sm90Tuning {
   /// Tiles of decode that take as long as one of prefill ("Beside decode" in docs/kernels/sm90_prefill.md).
   constexpr std::int16_t prefill_weight(std::int64_t head_dim) const { return head_dim == 256 ? 3 : 5; }
   /// Likewise where two calls are served at the same time. SMs do not wait for memory there, which few blocks of decode keep
-  /// busy: a tile of decode takes 0.58 us of an SM and one of prefill 6 (an H100, docs/lab/2026-11-26-cascade-beside.md).
+  /// busy: a tile of decode takes 0.58 us of an SM and one of prefill 6 (an H100, 2026-11-26).
   constexpr std::int64_t weight_beside_call(std::int64_t head_dim) const { return 2 * std::int64_t{prefill_weight(head_dim)}; }
 };
 inline constexpr Sm90Tuning kSm90;

@@ -35,7 +35,7 @@ inline std::string named(const Suspicion& s) {
 /// Suspects that predict the same as the first one. One that only fits another one's number head by head is left out.
 struct AsGood {
   std::vector<const Suspicion*> others;
-  bool by_head = false;  ///< one was left out
+  bool by_head = false;  ///< a suspect that fits a head's number was left out
 };
 inline AsGood as_good(std::span<const Suspicion> own) {
   AsGood list;

@@ -29,7 +29,7 @@ struct AmxItem {
   float k_scale, v_scale;
   TileRows tiles[2];
   RowPrefetch prefetch;
-  std::int64_t prefetch_bytes;  ///< of a row; 0: rows do not lie in one piece
+  std::int64_t prefetch_bytes;  ///< bytes of a row; 0: rows do not lie in one piece
   std::int64_t
       prefetch_places;  ///< calls of prefetch.step() while a tile is worked on; stacked: for its scores, and for its sums
   const TileRows* next = nullptr;  ///< the tile after the current one

@@ -229,7 +229,7 @@ inline RowBlock next_block(const AmxItem& v, const SeenTile& tile, std::int64_t 
   for (; m < v.num_rows; m += kTileRows) {
     const std::int64_t count = v.num_rows - m < kTileRows ? v.num_rows - m : kTileRows;
     const TileKeys first = tile.of_row(v, m), last = tile.of_row(v, m + count - 1);
-    const TileKeys seen{first.begin, last.end};  // both ends of a row's keys grow with the row
+    const TileKeys seen{first.begin, last.end};  // begin and end of a row's keys never decrease with the row
     if (seen.empty()) continue;
     block.first_row = m, block.num_rows = count;
     block.chunks = chunks_of(seen);

@@ -43,7 +43,7 @@ inline void natural_order(const float* from, float* to) {
 /// finite. Calls `between` now and then, for other work to be mixed in.
 template <class F>
 bool pack_values(const std::uint8_t* const* rows, std::int64_t dims, std::uint8_t* tiles, F&& between) {
-  __m512i largest = _mm512_setzero_si512();  // of twice the code: the sign falls out, infinity and NaN are 0xFF00 and up
+  __m512i largest = _mm512_setzero_si512();  // twice the code has no sign; infinity and NaN are 0xFF00 and up
   for (std::int64_t d = 0; d < dims; d += kVectorDims, tiles += 2 * kTileBytes) {
     for (int k = 0; k < 16; ++k) {
       const __m512i a = _mm512_loadu_si512(rows[k] + 2 * d), b = _mm512_loadu_si512(rows[k + 16] + 2 * d);

@@ -52,7 +52,7 @@ void score_key_blocks(const KeyBlock* blocks, const std::uint8_t* q_panel, std::
 
 /// Left operand of accumulate_rows: the weights of a block of rows, for the chunks [begin, end) of a tile.
 struct WeightBlock {
-  const std::uint32_t* words;  ///< of the block's first row, WeightRow's layout
+  const std::uint32_t* words;  ///< words of the block's first row, as WeightRow lays them out
   std::int64_t row_stride;     ///< words from row to row
   std::int64_t part_stride;    ///< words from part to part
   ChunkRange chunks;

@@ -17,8 +17,8 @@ namespace {
 /// Up to 16 score rows against one tile of keys. Their dot products and then their weights are in `weights`.
 struct RowBlock {
   std::int64_t first_row = 0, num_rows = 0;
-  ChunkRange chunks;   ///< that some row sees
-  bool whole = false;  ///< all rows see all keys of the tile
+  ChunkRange chunks;   ///< chunks that some row sees
+  bool whole = false;  ///< every row sees every key of the tile
   WeightsInPlace weights{};
 
   bool present() const { return num_rows > 0; }

@@ -23,7 +23,7 @@ inline void scale_row(float* acc, std::int64_t dims, float factor) {
 /// One tile of keys as the rows of an item see it.
 struct SeenTile {
   std::int64_t tile_begin;  ///< position of its first key
-  TileKeys keys;            ///< that exist, counted from tile_begin
+  TileKeys keys;            ///< keys that exist, counted from tile_begin
   KeyFactors factors;
 
   TileKeys of_row(const AmxItem& v, std::int64_t m) const {
