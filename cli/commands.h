@@ -46,8 +46,8 @@ struct RunArgs {
   std::string kernel;
   int threads = 0;  ///< 0 = all this process may use
   bool batch_invariant = false;
-  bool verify = false;     ///< the default, said aloud
-  bool no_verify = false;  ///< not together with verify
+  bool verify = false;     ///< --verify: the default, said aloud
+  bool no_verify = false;  ///< --no-verify; excludes `verify`
   int repeat = 1;
   std::string save;
 };

@@ -29,7 +29,7 @@ struct Report {
   std::string text;   ///< text for stdout
   Json json;          ///< output for stdout with --json
   std::string error;  ///< message for stderr; set only if the command could not do its work
-  std::string hint;   ///< one line that helps with `error`
+  std::string hint;   ///< line that helps with `error`
 
   static Report failure(const Status& status, std::string hint = {});
   static Report usage(std::string message, std::string hint = {});

@@ -18,8 +18,8 @@ namespace quire {
 
 struct AppendOptions {
   Executor* executor = nullptr;    ///< null = default_executor()
-  SlotLedger* ledger = nullptr;    ///< if set, every written slot is recorded
-  std::span<const WriteTag> tags;  ///< one per token, needed with a ledger
+  SlotLedger* ledger = nullptr;    ///< record of every written slot; null = none
+  std::span<const WriteTag> tags;  ///< tags, one per token; required with a ledger
   void* stream = nullptr;          ///< cudaStream_t or hipStream_t of a GPU call; null = the default stream
 };
 
@@ -54,7 +54,7 @@ struct RowCount {
 
 struct AttendOptions {
   Executor* executor = nullptr;           ///< null = default_executor()
-  std::vector<RowCount>* rows = nullptr;  ///< if set, receives the number of rows that each kernel wrote (GPU: by attend_status)
+  std::vector<RowCount>* rows = nullptr;  ///< rows that each kernel wrote (GPU: set by attend_status); null = not counted
   void* stream = nullptr;                 ///< cudaStream_t or hipStream_t of a GPU call; null = the default stream
   bool nan_if_refused = false;  ///< GPU only: fills output and lse with NaN if the device refuses lengths or tables. A CPU call
                                 ///< returns the refusal as its status and writes nothing

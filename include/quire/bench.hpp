@@ -30,7 +30,7 @@ struct BenchMachine {
   std::string compiler;
   bool operator==(const BenchMachine&) const = default;
 };
-BenchMachine bench_machine();  ///< this machine
+BenchMachine bench_machine();
 
 /// Rates that `threads` threads of this machine reached: the best of several trials at the start and at the end of the run.
 struct Ceilings {
@@ -127,7 +127,7 @@ struct BenchOptions {
   std::string device;                ///< "" or "cpu"; "cuda" times attend() on the GPU that is current there
   std::vector<std::string> kernels;  ///< names of kernels to time; empty = the planned one
   std::vector<int> threads;          ///< empty = 1 and all cores that this process may use
-  bool batch_invariant = false;      ///< also time batch-invariant plans, in turns with the others
+  bool batch_invariant = false;      ///< time batch-invariant plans, too, in turns with the others
   double seconds = 2.0;              ///< about how long each result is timed
   bool verify = true;
   std::string commit;  ///< commit that was built, for the report

@@ -25,7 +25,7 @@ std::optional<CacheLayout> layout_from_name(std::string_view text) noexcept;  //
 struct KVCache {
   /// f32, f16, bf16, an fp8 format, i8, nvfp4, mxfp4 or fp8_ds_mla; shape by layout; a 4-bit row is head_dim / 2 bytes.
   Tensor k{};
-  Tensor v{};  ///< as k, with a dtype of its own; sizes of k, except the head_dim: values and output have v_head_dim
+  Tensor v{};  ///< same shape as k but for v_head_dim; may have another dtype
   CacheLayout layout = CacheLayout::nhd;
   /// f32, scalar, [1] or [num_kv_heads]; real value = stored value * scale; absent = 1 (never beside i8); finite and > 0.
   ///
@@ -35,7 +35,7 @@ struct KVCache {
   ///     stored = x / scale, rounded to nearest even
   /// A row with a NaN or an infinity has the scale NaN. Scales of slots that no row sees are never read.
   Tensor k_scale{};
-  Tensor v_scale{};  ///< as k_scale, for v
+  Tensor v_scale{};  ///< scales of v, as k_scale
   /// Block scales, required for nvfp4 (fp8_e4m3fn, one for 16 dims) and mxfp4 (fp8_e8m0, one for 32) and refused beside others:
   /// [num_pages, page_size, num_kv_heads, head_dim / block], whatever the layout, with any strides. Such caches are nhd or hnd.
   /// Real value = code * block scale * k_scale. append() writes block scales, of y = x / k_scale in f32:
@@ -44,7 +44,7 @@ struct KVCache {
   /// max is over the dims of a block; e4m3fn() and e2m1() round to nearest even, and 448 or 6 stand for what is beyond. A block
   /// with a NaN or an infinity has the scale NaN. Scales of slots that no row sees are never read.
   Tensor k_block_scale{};
-  Tensor v_block_scale{};  ///< as k_block_scale, for v
+  Tensor v_block_scale{};  ///< block scales of v, as k_block_scale
 };
 
 /// Sizes read from the shape of `cache.k` by layout; v_head_dim from that of `cache.v`. Meaningful only if rule Q-M06 holds

@@ -56,11 +56,11 @@ SharingCosts sharing_costs(const Device& device) noexcept;
 
 /// Runs that a batch shares, or the reason why it shares none.
 struct SharedPrefixes {
-  std::vector<std::vector<SharedRun>> levels;  ///< of each, runs by request; runs of a level have no request in common
+  std::vector<std::vector<SharedRun>> levels;  ///< runs of each level, by request; runs of a level share no request
   std::vector<std::int64_t> pages;             ///< [num_reqs] leading pages of each request that runs hold
-  double plain_bytes = 0;                      ///< of K and V, read by every tile of rows for itself
-  double saved_bytes = 0;                      ///< of those, not read with the runs
-  double added_bytes = 0;                      ///< of partial results written and read, and of calls
+  double plain_bytes = 0;                      ///< bytes of K and V if every tile of rows reads its own
+  double saved_bytes = 0;                      ///< bytes of K and V that runs save
+  double added_bytes = 0;                      ///< bytes of partial results written and read, and the cost of calls in bytes
   std::string reason;                          ///< why there are runs, or none, in a sentence
   bool shares() const noexcept { return !levels.empty(); }
 };
@@ -79,11 +79,11 @@ Findings check_shared_runs(const Problem& problem, std::span<const std::int32_t>
 std::string to_string(const SharedPrefixes& shared, const Problem& problem);
 
 struct CascadeSettings {
-  PlanSettings plan;             ///< of every level
+  PlanSettings plan;             ///< settings of every level
   bool find = true;              ///< look for runs; false: those of `runs` and no others
-  std::vector<SharedRun> runs;   ///< of a caller who knows its prefix tree, in any order; not with `find`
+  std::vector<SharedRun> runs;   ///< runs known to the caller, in any order; not with `find`
   bool always = false;           ///< SharingCosts::always
-  DType partials = DType::none;  ///< of partial outputs: f32, or the query's type; none = the query's where it is of 16 bits and
+  DType partials = DType::none;  ///< dtype of partial outputs: f32, or the query's; none = the query's where it has 16 bits and
                                  ///< on a GPU, whose tensor-core kernels write no f32, else f32
 };
 
@@ -91,7 +91,7 @@ struct CascadeSettings {
 struct CascadeLevel {
   std::vector<std::int32_t> query_start_loc, seq_lens, cached_lens, q_begin, key_begin, block_table;
   std::vector<std::uint8_t> causal;
-  std::int64_t columns = 0;  ///< of block_table
+  std::int64_t columns = 0;  ///< columns of block_table
   bool own = false;          ///< own keys: the last level
   bool beside = false;       ///< is computed at the same time as own keys, on SMs of its own
   Plan plan;
@@ -100,9 +100,9 @@ struct CascadeLevel {
 /// A step that was planned: a value, reused for every layer.
 struct Cascade {
   SharedPrefixes shared;
-  Problem problem;                   ///< of the batch
+  Problem problem;                   ///< problem of the whole batch
   std::vector<CascadeLevel> levels;  ///< front of the context first, own keys last; empty if nothing is shared
-  Plan plain;                        ///< where nothing is shared
+  Plan plain;                        ///< plan of the call if nothing is shared
   DType partials = DType::f32;
   Memory memory = Memory::cpu;
   std::int64_t num_tokens = 0;  ///< rows of query, padding rows included

@@ -25,11 +25,11 @@ CacheContents contents_of(const Batch& batch, const KVCache& cache);
 
 /// The fate, in cache B, of a row of cache A. A row is K or V of one position and KV head.
 enum class RowFate : std::int32_t {
-  identical,  ///< the same bytes in the same place, or the same after append()'s rounding where the types differ
-  moved,      ///< in another place that B's block table lists: position, head, request, or the other of K and V
-  unlisted,   ///< in memory of B's cache that its block table does not list
-  reordered,  ///< in the place that it has if a page is read in another order of tokens and heads
-  changed,    ///< nowhere in B; another row is in its place
+  identical,  ///< bytes are the same in the same place, or after append()'s rounding where the types differ
+  moved,      ///< row lies in another place that B's block table lists: position, head, request, or the other of K and V
+  unlisted,   ///< row lies in memory of B's cache that no block table entry lists
+  reordered,  ///< row lies where another order of tokens and heads in a page puts it
+  changed,    ///< row is nowhere in B; another row is in its place
   no_place,   ///< nowhere in B, which has no such request, position, head or page
   ambiguous,  ///< a row that stands at several places, as rows of zeros do: nothing can be said of where it went
 };
@@ -52,7 +52,7 @@ struct CacheComparison {
   std::int64_t rows = 0;
   std::vector<std::int64_t> counts;  ///< rows of each fate, in the order of RowFate
   std::vector<std::string> summary;  ///< the shortest words for what happened: "whole pages stand in another order"
-  std::vector<CachePart> parts;      ///< all rows of A, in order of requests
+  std::vector<CachePart> parts;      ///< rows of A, in order of requests
 };
 
 /// Looks up every row of A's requests, K and V, among the rows of B. Bytes are compared, block scales and scales of tokens

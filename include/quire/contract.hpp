@@ -34,9 +34,9 @@ struct Finding {
 /// All findings. At most `kMaxPerRule` per rule are listed; `total` counts every one.
 struct Findings {
   static constexpr std::int64_t kMaxPerRule = 16;
-  std::vector<Finding> items;  ///< in rule order, then index order
+  std::vector<Finding> items;  ///< findings by rule, then by index
   std::int64_t total = 0;
-  Status failure;  ///< not OK: memory ran out, or a device could not be read, so rules were not applied (counts in `total`)
+  Status failure;  ///< reason why rules were not applied: no memory, or an unreadable device (counts in `total`)
   bool ok() const noexcept { return total == 0; }
   /// OK, or contract_violation with the first finding's text and "(and N more)", in rule order.
   Status status() const;
@@ -50,7 +50,7 @@ struct Rule {
   std::string_view why;
   std::string_view example;  ///< smallest breaking example
 };
-std::span<const Rule> rules() noexcept;  ///< all rules, in the order of findings
+std::span<const Rule> rules() noexcept;  ///< rules in the order of findings
 
 class SlotLedger;
 

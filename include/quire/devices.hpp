@@ -32,7 +32,7 @@ struct Device {
   Backend backend = Backend::cpu;
   std::uint32_t cpu_features = 0;
   int num_threads = 1;              ///< threads (CPU), SMs or CUs (GPU)
-  std::int64_t l2_bytes = 1 << 20;  ///< per core on CPUs, per device on GPUs
+  std::int64_t l2_bytes = 1 << 20;  ///< L2 bytes of a core (CPU) or of the device (GPU)
   int sm = 0;                       ///< CUDA compute capability, 10 * major + minor; 0 for all others
   int ordinal = -1;                 ///< number of this machine's GPU; -1 for CPUs and pretended devices
   std::string product;              ///< driver's name of the device; empty for CPUs and architectures such as sm90
@@ -48,6 +48,6 @@ std::vector<Device> gpu_devices();
 Result<Device> gpu_device(int ordinal = 0);
 /// A pretended device by name: "avx512", "sm90", "gfx942", ... invalid_argument, with all names, for an unknown one.
 Result<Device> find_device(std::string_view name);
-std::vector<Device> known_devices();  ///< all pretended devices
+std::vector<Device> known_devices();
 
 }  // namespace quire

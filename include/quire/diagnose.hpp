@@ -90,7 +90,7 @@ struct Comparison {
   double worst_ratio = 0;  ///< max of |error| / tolerance over finite elements
   Mismatch worst;
   std::vector<Mismatch> first;  ///< up to 16, in index order
-  std::string text;             ///< one paragraph for people
+  std::string text;             ///< paragraph for people
 };
 /// `output` like Batch::output. `lse` may be absent.
 Comparison compare(const Tensor& output, const Tensor& lse, const Reference& expected);
@@ -125,9 +125,9 @@ enum class CellAttribute : std::uint8_t {
   dim,
 };
 enum class CellTest : std::uint8_t {
-  is,         ///< one of values
-  from,       ///< >= values[0]
-  to,         ///< <= values[0]
+  is,         ///< v is one of `values`
+  from,       ///< v >= values[0]
+  to,         ///< v <= values[0]
   between,    ///< values[0] <= v <= values[1]
   modulo,     ///< v % values[0] is one of the other values
   reads,      ///< page: a visible key lies in one of values
@@ -191,10 +191,10 @@ struct WrongRequest {
 
 /// State of a suspect: open, or the reason why it is not the cause.
 enum class Standing : std::uint8_t {
-  open,         ///< it may be the cause: the best one of its part, or one that explains as much
-  refuted,      ///< it explains less, or breaks right elements
-  unproven,     ///< it claims that rows were never written, and the bytes of these rows do not prove that
-  cannot_show,  ///< it changes nothing on this batch
+  open,         ///< suspect may be the cause: no other of its part explains more
+  refuted,      ///< suspect explains less, or breaks right elements
+  unproven,     ///< suspect claims that rows were never written; their bytes do not prove that
+  cannot_show,  ///< suspect changes nothing on this batch
 };
 
 /// One suspect of a diagnosis: a mechanism with its parameters, often an entry of faults().
@@ -210,7 +210,7 @@ struct Suspicion {
   double largest_move = 0;  ///< largest change of a tested element
   double largest_left = 0;  ///< the largest error that it leaves unexplained
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
-  bool tied = false;        ///< as certain as others that have another remedy: the cause is one of them
+  bool tied = false;        ///< others with another remedy are as certain: the cause is one of them
   bool likely = false;      ///< explains nearly all of the error and some number, breaks no right row, claims nothing unprovable
   bool combined = false;    ///< two faults at once, found greedily: the second on top of the first
   Standing standing = Standing::open;
@@ -259,9 +259,9 @@ struct Diagnosis {
   /// Suspects, best first; suspicions[0] is the cause if the verdict is cause_found. Wrong cells in separate scopes have a cause
   /// each: the suspects of one part follow those of the part before.
   std::vector<Suspicion> suspicions;
-  std::vector<DiagnosisPart> parts;        ///< one, or one for each of `patterns`; none if nothing is wrong
+  std::vector<DiagnosisPart> parts;        ///< part of each of `patterns`, or a single one; empty if nothing is wrong
   std::vector<CellPattern> patterns;       ///< rules that select the wrong cells, one for each separate set
-  std::vector<std::string> observations;   ///< at most ten facts that need no hypothesis: measurements, who was read
+  std::vector<std::string> observations;   ///< facts that need no hypothesis, at most ten: measurements, who was read
   std::vector<LawFinding> laws;            ///< laws that are broken somewhere
   std::vector<WrongRequest> wrong;         ///< requests with wrong elements among the compared rows
   std::vector<std::int64_t> wrong_tokens;  ///< rows known to be wrong

@@ -243,7 +243,7 @@ class ShardedStep {
 
   ContextShard shard_;
   ShardedSettings settings_;
-  Batch own_;  ///< this rank's batch: lengths, tables, and partial results as output and lse
+  Batch own_;  ///< batch of this rank: lengths, tables, and partial results as output and lse
   Plan plan_;
   std::byte* partial_ = nullptr;
   std::byte* received_ = nullptr;

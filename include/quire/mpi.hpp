@@ -147,7 +147,7 @@ class MpiCommunicator final : public Communicator {
   std::chrono::milliseconds limit_;
   Status broken_;
   std::vector<char> sent_;
-  long long exchanges_ = 0;  ///< so far; the same on every rank
+  long long exchanges_ = 0;  ///< exchanges so far; every rank has the same number
 };
 
 }  // namespace quire

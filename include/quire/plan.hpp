@@ -142,7 +142,7 @@ struct Explanation {
   std::vector<Refusal> refusals;  ///< every row not chosen, in table order, with each failed condition
   std::string plan_line;          ///< to_string(plan), or empty
   std::string decode_reason;      ///< why clusters serve the decode rows of a GPU plan, or Stream-K; empty where there is one way
-  std::string text;               ///< all members in words, several lines
+  std::string text;               ///< text of all members, several lines
 };
 Explanation explain(const Problem& problem, const Device& device, const PlanSettings& settings = {});  ///< never fails
 

@@ -20,12 +20,12 @@ struct Request {
   std::int64_t query_len = 0;
   std::int64_t context_len = 0;
   std::int64_t cached_len = 0;
-  bool causal = true;           ///< from Batch::causal or Options::causal
+  bool causal = true;           ///< value of Batch::causal or Options::causal
   std::int64_t shift = 0;       ///< positions from the end of the keys to where the rows stand; 0 unless Batch::q_begin is given
   std::int64_t key_begin = 0;   ///< position of the first key
   std::int64_t prefix_len = 0;  ///< keys at positions below it are hidden by no window and no chunk
   std::int64_t tree_len = 0;    ///< last keys that Batch::tree_mask speaks of
-  std::int64_t first_span = 0;  ///< its spans are Problem::spans[first_span ...]
+  std::int64_t first_span = 0;  ///< index in Problem::spans of the first of num_spans
   std::int64_t num_spans = 0;
   bool operator==(const Request&) const = default;
   std::int64_t seq_len() const noexcept { return context_len + query_len; }
@@ -54,7 +54,7 @@ enum class ScaleKind : std::int32_t {
   none = 0,
   per_tensor = 1,
   per_head = 2,
-  per_token = 3,  ///< of a token and KV head; never of a query
+  per_token = 3,  ///< scale of a token and KV head; a query has none
 };
 
 /// Everything that planning depends on: types, sizes, options, lengths; no pointers, no data.
@@ -93,7 +93,7 @@ struct Problem {
   bool has_spans = false;            ///< Batch::spans is given
   bool has_tree = false;             ///< Batch::tree_mask is given
   bool spans_beyond_window = false;  ///< Options::spans_beyond_window
-  std::vector<Span> spans;           ///< of all requests, one request's behind the other's; their places are in Request
+  std::vector<Span> spans;           ///< spans of all requests, in order of requests; Request::first_span finds them
   bool latent = false;               ///< values are dims of the rows of keys: cache.v is a view of cache.k
   bool operator==(const Problem&) const = default;
 
@@ -121,7 +121,7 @@ struct Problem {
   std::int64_t max_seq_len() const noexcept;    ///< 0 if there are no requests
   /// Number of (query row, visible key) pairs, summed over requests; per query head. Every key of a tree counts as visible.
   std::int64_t visible_pairs() const noexcept;
-  std::int64_t visible_pairs(const Request& request) const noexcept;  ///< likewise, of one request
+  std::int64_t visible_pairs(const Request& request) const noexcept;  ///< pairs of one request
   /// Keys of a request that at least one of its rows [first_row, last_row] sees. Reads the lengths and masks of `request` only.
   KeyPositions visible_keys(const Request& request, std::int64_t first_row, std::int64_t last_row) const noexcept;
   /// Keys of a request that any of its rows sees, and the keys between them.

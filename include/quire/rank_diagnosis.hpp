@@ -64,8 +64,8 @@ struct RankDiagnosis {
   ContextShard shard;  ///< shard of rank 0
   std::int64_t num_tokens = 0, compared_rows = 0, num_q_heads = 0;
   std::vector<std::string> disagreements;  ///< broken batch: differences between ranks, or the rule that a rank breaks
-  std::vector<RankPart> parts;             ///< in order of rank
-  std::vector<RankResult> results;         ///< in order of their first rank
+  std::vector<RankPart> parts;             ///< parts in order of rank
+  std::vector<RankResult> results;         ///< results in order of their first rank
 };
 
 /// Finds the cause of a wrong result of attend_sharded(). `captures` holds one capture for each rank of one step, in any order.

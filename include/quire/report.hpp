@@ -17,7 +17,7 @@ namespace quire {
 /// How much of a diagnosis is said, and how wide.
 struct DiagnosisText {
   std::int64_t columns = 80;  ///< lines are broken between words, at most this wide if the words allow; 0: they are not broken
-  bool verbose = false;       ///< all of it; else verdict, pattern, cause and next step, in at most ten lines
+  bool verbose = false;       ///< print everything; else verdict, pattern, cause and next step, in at most ten lines
 };
 
 /// The complete report for a terminal, many lines. Text of captures and targets is copied unchanged: escape control characters
@@ -26,7 +26,7 @@ std::string to_string(const Diagnosis& diagnosis);
 std::string to_string(const Diagnosis& diagnosis, const DiagnosisText& as);
 std::string to_string(const Verdict& verdict);
 std::string to_string(const SoakResult& result);
-std::string to_string(const SoakCounts& counts);  ///< one line
+std::string to_string(const SoakCounts& counts);
 std::string to_string(const BenchReport& report);
 std::string to_string(const BenchComparison& comparison);
 

@@ -16,8 +16,8 @@ namespace quire {
 struct Roofline {
   std::string device;           ///< device that was measured: "H200"; empty if there is no floor
   std::string why_not;          ///< why there is no floor; empty if there is one
-  std::int64_t bytes = 0;       ///< of K and V in the visible ranges (Plan::kv_bytes)
-  double flops = 0;             ///< of both products (Plan::flops)
+  std::int64_t bytes = 0;       ///< bytes of K and V in the visible ranges (Plan::kv_bytes)
+  double flops = 0;             ///< operations of both products (Plan::flops)
   double bytes_per_second = 0;  ///< fastest reading that was measured on the device
   double flops_per_second = 0;  ///< fastest product of 16-bit matrices that was measured on the device
 

@@ -63,7 +63,7 @@ Findings check_sparse(const Batch& batch, const KVCache& cache, const Options& o
                       Depth depth = Depth::tables);
 
 struct SparseSettings {
-  PlanSettings plan;  ///< of every batch; max_seq_len counts listed keys
+  PlanSettings plan;  ///< settings of every batch; max_seq_len counts listed keys
   /// GPU only: lists may be empty. Tuned kernels refuse rows that may see no key, so this costs time. Without it, an empty list
   /// is a broken rule (Q-T06), which the device finds. On a CPU lists may always be empty.
   bool empty_lists = false;
@@ -72,7 +72,7 @@ struct SparseSettings {
 /// A planned call: a value. On a GPU it serves every list within its bounds: all layers and all steps of the same shapes. On a
 /// CPU it serves lists of the lengths that were planned.
 struct Sparse {
-  std::vector<Plan> plans;  ///< one, or one for each KV head
+  std::vector<Plan> plans;  ///< plan of each KV head, or one for all
   Memory memory = Memory::cpu;
   bool causal = false;  ///< rows stand at the end of their lists, which changes nothing but the choice of kernels
   std::string reason;   ///< form of the lists and of the batches that stand for them, in a sentence

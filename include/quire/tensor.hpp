@@ -29,7 +29,7 @@ enum class DType : std::int32_t {
   /// A byte with the e2m1 codes (0, 0.5, 1, 1.5, 2, 3, 4, 6, and a sign) of two dims of a cache, the even one in the low bits. 16
   /// dims share an fp8_e4m3fn scale.
   nvfp4 = 12,
-  mxfp4 = 13,     ///< likewise; 32 dims share an fp8_e8m0 scale (OCP Microscaling Formats v1.0)
+  mxfp4 = 13,     ///< e2m1 codes as nvfp4's; 32 dims share an fp8_e8m0 scale (OCP Microscaling Formats v1.0)
   fp8_e8m0 = 14,  ///< scales 2^(code - 127) of mxfp4 blocks; NaN 0xFF
   /// Bytes of rows of 656, FlashMLA's fp8 cache of MLA: 512 codes of fp8_e4m3fn, four f32 scales, 64 elements of bf16. An element
   /// of such a tensor is one byte; see latent_cache() of cache.hpp.
@@ -42,7 +42,7 @@ std::string_view name(DType dtype) noexcept;
 std::optional<DType> dtype_from_name(std::string_view text) noexcept;
 /// Bytes per element; 0 for DType::none.
 std::int64_t itemsize(DType dtype) noexcept;
-bool is_fp8(DType dtype) noexcept;  ///< one of the four fp8 formats
+bool is_fp8(DType dtype) noexcept;  ///< true for the four fp8 formats
 /// f32, f16, bf16 or one of the four fp8 formats.
 bool is_floating(DType dtype) noexcept;
 /// A type that K or V of a cache may have: floating, i8, nvfp4 or mxfp4. Bytes of fp8_ds_mla are parts of rows, not elements.
@@ -74,7 +74,7 @@ struct Tensor {
   DType dtype = DType::none;
   int rank = -1;  ///< -1 absent, 0 scalar, up to kMaxRank
   std::array<std::int64_t, kMaxRank> shape{};
-  std::array<std::int64_t, kMaxRank> stride{};  ///< in elements
+  std::array<std::int64_t, kMaxRank> stride{};  ///< strides in elements
   Memory memory = Memory::cpu;
 
   explicit operator bool() const noexcept { return rank >= 0; }
@@ -89,7 +89,7 @@ struct Tensor {
     static_assert(sizeof...(Dims) <= kMaxRank);
     return from_shape(data, dtype, {static_cast<std::int64_t>(dims)...}, static_cast<int>(sizeof...(Dims)));
   }
-  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;  ///< likewise
+  static Tensor from_shape(void* data, DType dtype, std::array<std::int64_t, kMaxRank> shape, int rank) noexcept;
 };
 
 /// "bf16 [37, 32, 128]" or "absent"; strides are added when the view is not contiguous.

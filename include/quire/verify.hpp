@@ -29,9 +29,9 @@ using AttendCase = std::function<Status(const Case& c, std::string& kernel)>;
 /// Strides that an implementation takes on its inputs (check strided_inputs).
 enum class Strides : std::int32_t {
   none = 0,  ///< every input is contiguous
-  rows = 1,  ///< those that engines have: K and V in each other's pages or rows, slices of a fused qkv, other orders of
+  rows = 1,  ///< strides of engines: K and V in each other's pages or rows, slices of a fused qkv, other orders of
              ///< dimensions; elements of the last dimension are adjacent, and no stride is negative
-  any = 2,   ///< also steps between elements, negative strides, and index tensors and scales with steps
+  any = 2,   ///< strides of `rows`, steps between elements, negative strides, and index tensors and scales with steps
 };
 std::string_view name(Strides strides) noexcept;                           ///< "none", "rows", "any"
 std::optional<Strides> strides_from_name(std::string_view text) noexcept;  ///< inverse of name()
@@ -83,7 +83,7 @@ struct VerifyOptions {
   std::vector<std::string> matrices = {"hazards"};  ///< any of notes, hazards, random, shards; or "all"
   bool quick = false;                               ///< a subset of every matrix that still has full power; under a minute
   bool power = true;                                ///< run the fault catalogue through the same checks
-  bool peer_power = false;                          ///< also judge the catalogue with vLLM's test data and tolerance
+  bool peer_power = false;                          ///< judge the catalogue with vLLM's test data and tolerance, too
   std::uint64_t seed = 1;                           ///< seed of the random matrix
   std::int64_t random_cases = 200;
   std::vector<std::string> lines;  ///< problem lines of your own: a matrix called "lines"
@@ -224,12 +224,12 @@ struct SoakFinding {
 
 struct SoakResult {
   std::uint64_t seed = 0;
-  std::int64_t first = 0, next = 0;  ///< this run asked the random lines [first, next) of the seed
+  std::int64_t first = 0, next = 0;  ///< random lines [first, next) of the seed were asked in this run
   double seconds = 0, total_seconds = 0;
   std::vector<SoakCounts> counts;
   std::vector<SoakFinding> findings;     ///< findings of this run
   std::vector<std::string> interrupted;  ///< lines that ran when the process of an earlier run ended; they were not asked again
-  bool ok() const;                       ///< at least one case was served, and no case of any run failed
+  bool ok() const;                       ///< true if a case was served, and no case of any run failed
 };
 
 /// Runs fresh random batches until time is up, each batch on every target. Errors: invalid_argument for no target or for a state
