@@ -67,7 +67,7 @@ struct Draft {
   std::int64_t bytes = 0;
 };
 
-inline constexpr std::int64_t kMaxBytes = 1 << 16;     ///< per tensor
+inline constexpr std::int64_t kMaxBytes = 1 << 16;     ///< bytes of a tensor
 inline constexpr std::int64_t kMaxElements = 1 << 14;  ///< broadcast claims beyond this get null data: they only cost time
 
 /// Bytes before and after `data` that the view spans; nullopt if it is nonsense or too much.
@@ -442,12 +442,12 @@ class FuzzBatch {
       case 3:
         for (std::int64_t& slot : slots) slot += slot >= 0 ? page_size_ : 0;
         break;
-      default: break;  // below(4) ends here
+      default: break;  // below(4) is 3
     }
   }
 
   void cache_tensors() {
-    const bool rows = kv_ == DType::fp8_ds_mla;  // of 656 bytes, whatever their dims
+    const bool rows = kv_ == DType::fp8_ds_mla;  // a row has 656 bytes, whatever its dims
     const std::int64_t k_dims = rows ? 656 : is_four_bit(kv_) ? dim_ / 2 : dim_;
     const std::int64_t v_dims = rows ? 656 : is_four_bit(v_) ? v_dim_ / 2 : v_dim_;
     block_scales(cache.k_block_scale, kv_, dim_);
@@ -533,7 +533,7 @@ class FuzzBatch {
     for (std::int64_t r = 0; r < batch.seq_lens.shape[0]; ++r) {
       const Request& request = problem.reqs[static_cast<std::size_t>(r)];
       const auto mark = [&](std::int64_t page, std::int64_t offset, std::int64_t count, std::int64_t) {
-        if (page < 0 || page >= quire::num_pages(cache)) return;  // of a tree, where no row sees a key
+        if (page < 0 || page >= quire::num_pages(cache)) return;  // a tree page that no row sees may have any entry
         for (std::int64_t i = 0; i < count; ++i) seen[static_cast<std::size_t>(page * quire::page_size(cache) + offset + i)] = 1;
       };
       const std::int64_t room = batch.block_table.shape[1] * quire::page_size(cache);

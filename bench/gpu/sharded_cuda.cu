@@ -49,7 +49,7 @@ T must(Result<T> result) {
 
 constexpr std::int64_t kPage = 16;  ///< tokens; also the interleave
 constexpr std::int64_t kQHeads = 32, kKvHeads = 8, kDim = 128;
-constexpr int kLayers = 8;  ///< of one graph
+constexpr int kLayers = 8;  ///< layers of one graph
 
 /// Device memory of the current GPU.
 class Device {
@@ -331,7 +331,7 @@ std::string check_line(const Rank& rank, const char* line, std::vector<Rows>& sh
                                       Tensor::contiguous(wide.lse.data(), DType::f32, q.shape[0], q.shape[1]),
                                       must(reference(c.batch, c.cache, c.options)));
   if (!compared.ok) return compared.text;
-  float largest = 0;  // no partial output is larger than the values that it sums
+  float largest = 0;  // bound of a partial output: the largest value that it sums
   for (std::int64_t i = 0; i < c.cache.v.num_elements(); ++i)
     if (const float v = semantics::load(c.cache.v.data, DType::bf16, i); v == v) largest = std::max(largest, std::abs(v));
   for (std::size_t i = 0; i < wide.out.size(); ++i) {

@@ -18,7 +18,7 @@ struct AttendKernel {
   std::string_view row;             ///< row of kernels(), which gives the plan and the lists that the kernel serves
   verify_detail::AskedTypes takes;  ///< empty: every problem
   std::string (*symbol)(const Plan& plan, const plan_detail::DeviceList& list);
-  bool reads_blocks = false;  ///< its argument is gpu::GenericArgs, not gpu::AttendArgs
+  bool reads_blocks = false;  ///< argument is gpu::GenericArgs, not gpu::AttendArgs
 };
 
 const std::vector<AttendKernel>& attend_kernels();

@@ -22,7 +22,7 @@ Decoding decoding_at(const std::uint32_t* word, bool pair) {
   const std::uint32_t destination = word[0] >> 17 & 0xFF, code = word[0] & 0x1FF;
   if (code != kSdwa) return {destination, code, 0, 4};
   const bool scalar = (word[1] >> 23 & 1) != 0;
-  constexpr std::uint32_t kWord1 = 5;  // of the selections BYTE_0 to BYTE_3, WORD_0, WORD_1, DWORD
+  constexpr std::uint32_t kWord1 = 5;  // index of WORD_1 in BYTE_0 to BYTE_3, WORD_0, WORD_1, DWORD
   const std::uint32_t selected = word[1] >> 16 & 7;
   return {destination, (word[1] & 0xFF) + (scalar ? 0 : kFirstVector), pair ? (selected == kWord1 ? 1u : 0u) : selected % 4, 8};
 }
@@ -76,7 +76,7 @@ void encode_pair(std::uint32_t* scalars, std::uint32_t* vectors, void*, void*, v
 }
 
 struct Row {
-  std::string_view mnemonic;  ///< without the suffix of its encoding
+  std::string_view mnemonic;  ///< mnemonic without the suffix of its encoding
   Model fnuz, ocp_wave64, ocp_wave32;
 };
 

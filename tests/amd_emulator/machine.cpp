@@ -31,7 +31,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     return;
   }
   g_fault_address = reinterpret_cast<std::uint64_t>(info->si_addr);
-  constexpr greg_t kWriteBit = 2;  // of the page fault's error code
+  constexpr greg_t kWriteBit = 2;  // write bit of the page fault's error code
   g_fault_is_write = (static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & kWriteBit) != 0;
   siglongjmp(g_before_step, 1);
 }
@@ -149,7 +149,7 @@ class Residents {
  private:
   struct Group {
     std::unique_ptr<GuardedArray> shared;
-    std::vector<std::unique_ptr<Wave>> waves;  ///< that have not ended
+    std::vector<std::unique_ptr<Wave>> waves;  ///< waves that have not ended
   };
 
   void admit(std::uint32_t block) {
@@ -165,7 +165,7 @@ class Residents {
     std::vector<std::size_t> ready;
     for (std::size_t w = 0; w < group.waves.size(); ++w)
       if (!group.waves[w]->waits) ready.push_back(w);
-    if (ready.empty()) {  // all that live have arrived
+    if (ready.empty()) {  // waves that have not ended are all at the barrier
       for (const std::unique_ptr<Wave>& wave : group.waves) wave->waits = false;
       return true;
     }

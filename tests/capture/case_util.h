@@ -83,7 +83,7 @@ inline std::int64_t cache_index(const Case& c, bool keys, std::int64_t page, std
 struct Readable {
   std::vector<bool> slot;   ///< [num_pages * page_size]
   std::vector<bool> token;  ///< rows of key and value
-  std::vector<bool> entry;  ///< of block_table
+  std::vector<bool> entry;  ///< entries of block_table
 };
 
 inline Readable readable(const Case& c, const Problem& p) {

@@ -102,7 +102,7 @@ TEST(AttendCascade, PartsOfASoundTableAreNotGuessedAt) {
 TEST(AttendCascade, EqualsFp64) {
   struct {
     const char* line;
-    std::size_t levels;  // with own keys; 0 = nothing is shared
+    std::size_t levels;  // levels, own keys included; 0 = nothing is shared
   } const lines[] = {
       {"q=f32 heads=4:2 d=16 page=4 reqs=6x1@40 share=7", 2},
       {"q=bf16 heads=4:2 d=32 page=8 reqs=8x1@80 share=4,4x3,2x1 lse=1", 4},

@@ -301,7 +301,7 @@ TEST(Valid, KAndVInterleavedInOneAllocation) {
   b.cache.k.stride[0] = b.cache.v.stride[0] = 2 * 64;
   b.cache.v.data = both.data() + 64;
   EXPECT_THAT(messages(b.check_append()), ElementsAre());
-  b.cache.v.data = both.data() + 63;  // one element too early: the halves collide
+  b.cache.v.data = both.data() + 63;  // halves collide in one element
   EXPECT_THAT(ids(b.check_append()), ElementsAre("Q-S07"));
 }
 
@@ -430,7 +430,7 @@ TEST(Unread, WindowOfOneNeedsNoCachedPageWhenNewRowsComeAlong) {
   b.batch.block_table.shape[1] = 0;
   b.batch.slot_mapping = Tensor{};
   EXPECT_THAT(messages(b.check()), ElementsAre());
-  b.batch.block_table.data = nullptr;  // as frameworks describe what has no elements; under UBSan nothing is added to it
+  b.batch.block_table.data = nullptr;  // frameworks pass null for tensors without elements; UBSan forbids to add to it
   EXPECT_THAT(messages(b.check()), ElementsAre());
 }
 
@@ -765,7 +765,7 @@ TEST(TokenScales, BesideTheCacheAndInsideOfPages) {
   }
   EXPECT_TRUE(b.check_append().ok()) << b.check_append().status().message();
   EXPECT_TRUE(b.check().ok()) << b.check().status().message();
-  c.k_scale.data = bytes + SmallBatch::kDim - 4;  // of the row's codes
+  c.k_scale.data = bytes + SmallBatch::kDim - 4;  // scales begin in the row's codes
   EXPECT_EQ(b.check_append().items.front().message, "Q-S07 k_scale: shares memory with cache.k, expected memory of its own");
 }
 
@@ -778,7 +778,7 @@ TEST(BlockScales, BesideTheCacheAndInsideOfPages) {
     EXPECT_TRUE(b.check().ok()) << b.check().status().message();
     EXPECT_TRUE(b.check_append().ok()) << b.check_append().status().message();
 
-    constexpr std::int64_t kRows = SmallBatch::kPage * SmallBatch::kKvHeads;  // of a page
+    constexpr std::int64_t kRows = SmallBatch::kPage * SmallBatch::kKvHeads;  // rows of a page
     const std::int64_t blocks = 64 / block_size(type), side = kRows * (32 + blocks);
     std::vector<std::uint8_t> pages(static_cast<std::size_t>(SmallBatch::kPages * 2 * side), type == DType::nvfp4 ? 0x38 : 127);
     KVCache& c = b.cache;

@@ -34,7 +34,7 @@ class SmallBatch {
   std::vector<std::int32_t> block_table = poisoned_table();
   std::vector<std::int64_t> slot_mapping{3 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 9 * 4, 10 * 4, 10 * 4 + 1};
   std::vector<std::int64_t> request_ids{70, 71, 72, 73};
-  std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< not in the batch until ask_for_masks()
+  std::vector<std::uint8_t> causal{1, 0, 1, 1};  ///< ask_for_masks() puts these into the batch
   std::vector<std::int32_t> q_begin{5, 16, 0, 3}, key_begin{0, 0, 0, 0};
   /// Not in the batch until ask_for_shapes(): request 0 has spans and a prefix, 2 a tree of its two rows.
   std::vector<std::int32_t> spans{2, 6, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, prefix_lens{4, 0, 0, 0}, tree_lens{0, 0, 2, 0};
@@ -44,9 +44,9 @@ class SmallBatch {
   std::vector<float> k = std::vector<float>(kPages * kPage * kKvHeads * kDim, kNaN), v = k;
   std::vector<float> lse = std::vector<float>(kTokens * kHeads, kNaN);
   std::vector<float> k_scale{0.5f, 0.25f}, v_scale{2.0f, 1.0f};
-  std::vector<std::int8_t> k_codes, v_codes;  ///< not in the cache until ask_for_token_scales()
+  std::vector<std::int8_t> k_codes, v_codes;  ///< ask_for_token_scales() puts these into the cache
   std::vector<float> k_token_scale, v_token_scale;
-  std::vector<std::uint8_t> codes4, block_scales;  ///< of K, then of V; not in the cache until ask_for_blocks()
+  std::vector<std::uint8_t> codes4, block_scales;  ///< ask_for_blocks() puts these into the cache; K first, then V
   std::vector<float> wide, wide_output;
   std::vector<float> alibi_slopes{0.5f, -0.25f, 0.125f, 0.0f}, sinks{1.0f, -kInf, 0.0f, 3.0f};
 

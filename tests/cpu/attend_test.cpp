@@ -149,7 +149,7 @@ TEST(Attend, RefusesAWorkspaceThatSharesMemoryWithATensor) {
   };
   for (const auto& [name, of] : tensors) {
     Runner r(kMixed);
-    const std::size_t bytes = std::max(std::size_t{4} << 20, 2 * workspace_bytes(r.plan));  // which grows with the cores
+    const std::size_t bytes = std::max(std::size_t{4} << 20, 2 * workspace_bytes(r.plan));  // more cores need more
     r.memory.resize(bytes);
     const auto at = reinterpret_cast<std::uintptr_t>(r.memory.data());
     r.workspace = std::span(r.memory).subspan((64 - at % 64) % 64, bytes - 64);
@@ -190,7 +190,7 @@ TEST(Attend, RefusesAnUnknownKernel) {
 
 TEST(Attend, RefusesAPlanForAnotherMachine) {
   Runner r(kMixed);
-  r.plan.device.cpu_features |= 1u << 31;  // no machine's
+  r.plan.device.cpu_features |= 1u << 31;  // no machine sets this bit
   r.plan.device.name = "later";
   expect_refused_untouched(r, r.run(), "the plan was made for device later, this machine is");
   const Status bound = BoundAttend::make(r.plan, r.data.batch, r.data.cache, r.data.options).status();

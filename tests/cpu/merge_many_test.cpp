@@ -144,7 +144,7 @@ TEST(MergeMany, EqualsOneSoftmaxOverAllKeys) {
   const Tensor outs = make_tensor(storage, DType::f32, {kParts, 1, 1, 1}),
                lses = make_tensor(storage, DType::f32, {kParts, 1, 1});
   const Tensor out = make_tensor(storage, DType::f32, {1, 1, 1}), lse = make_tensor(storage, DType::f32, {1, 1});
-  const auto softmax = [&](int first, int step) {  // of keys first, first + step, ...; part 3 has none
+  const auto softmax = [&](int first, int step) {  // softmax over keys first, first + step, ...; part 3 has none
     double sum = 0, weighted = 0, magnitude = 0;
     for (int k = first; k < kKeys; k += step) {
       sum += std::exp(scores[static_cast<std::size_t>(k)]);

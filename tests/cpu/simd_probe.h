@@ -21,7 +21,7 @@ struct SimdProbe {
   void (*load_f16)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*load_bf16)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*load_fp8)(const cpu::RowSource& codes, float* y, std::int64_t n);            ///< loads with the converter of the kernels
-  void (*load_block_row)(const cpu::RowSource& rows, float* y, std::int64_t number);  ///< of 4-bit codes
+  void (*load_block_row)(const cpu::RowSource& rows, float* y, std::int64_t number);  ///< loads row `number` of 4-bit codes
   void (*transpose)(const float* src, float* dst);                                    ///< width x width, both contiguous
   void (*split_bf16)(const std::uint16_t* x, float* even, float* odd);  ///< width pairs; null if kernels do not ask for it
   void (*keep)(float* row, int first, int begin, int end);              ///< row[i] = -1 outside [begin, end) counted from first

@@ -120,7 +120,7 @@ TEST(Compare, OverflowOfTheOutputTypeIsInfinity) {
   EXPECT_TRUE(compare(seen.out, {}, ref).ok);
   set(seen.out, {1, 0, 1}, 65504.0);  // clamped instead
   EXPECT_FALSE(compare(seen.out, {}, ref).ok);
-  ref.out[7] = 65519.0;  // on the border either is right
+  ref.out[7] = 65519.0;  // a value on the border allows either result
   set(seen.out, {1, 0, 1}, kInf);
   EXPECT_TRUE(compare(seen.out, {}, ref).ok);
   set(seen.out, {1, 0, 1}, 65504.0);

@@ -39,7 +39,7 @@ class Equation {
   std::function<std::int64_t(const EquationRow&, std::int64_t position)> chunk_of;
   std::function<std::int64_t(const EquationRow&)> prefix;
   std::function<std::vector<Span>(const EquationRow&)> spans;
-  std::function<bool(const EquationRow&, std::int64_t k)> sees;  ///< by the three above, and the window
+  std::function<bool(const EquationRow&, std::int64_t k)> sees;  ///< visibility by the three above, and by the window
   std::function<double(double)> weight;                          ///< exp(score - largest score), before it meets V
   std::function<double(double so_far, double exact)> sum;        ///< the denominator, key by key
   std::function<double(const EquationRow&, std::int64_t d, double x)> store;

@@ -24,7 +24,7 @@ namespace quire::test {
 namespace {
 
 constexpr int kSlow = 10;               // seconds of one capture
-constexpr long kMostKiB = 1024 * 1024;  // of a process that looks at many captures
+constexpr long kMostKiB = 1024 * 1024;  // memory of a process that looks at many captures
 constexpr std::uint64_t kPerProcess = 200;
 
 /// Captures of every kind of tensor, with an output that is wrong in places.

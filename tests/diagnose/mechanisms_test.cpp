@@ -14,7 +14,7 @@ struct PlantedFault {
   const char* line;
   void (*plant)(Equation&);
   const char* mechanism;
-  const char* words;  ///< of text and detail
+  const char* words;  ///< words of the text or the detail
 };
 
 const char* const kPlain = "q=f32 heads=6:2 d=32 page=8 reqs=9@47,1@55,5@51,1@70 seed=1";
@@ -284,7 +284,7 @@ TEST(MechanismsOfScales, TheScaleOfHeadZeroIsNamedWhereHeadsDifferLittle) {
 TEST(MechanismsOfScales, ScalesFromElsewhereAreNamed) {
   for (const bool logical : {true, false}) {
     Case c = made(kTokenScales);
-    for (const Tensor* t : {&c.cache.k_scale, &c.cache.v_scale})  // those of pages that no right kernel reads, too
+    for (const Tensor* t : {&c.cache.k_scale, &c.cache.v_scale})  // scales of pages that no right kernel reads are set, too
       for (std::int64_t n = 0; n < t->num_elements(); ++n)
         if (float& scale = static_cast<float*>(t->data)[n]; !std::isfinite(scale)) scale = 0.01F * static_cast<float>(1 + n % 7);
     Equation equation(c);

@@ -22,7 +22,7 @@ using diagnose_detail::Pattern;
 /// A cell by the test's own arithmetic on the tensors.
 struct At {
   std::int64_t token = 0, req = 0, row = 0, query_len = 0, seq_len = 0, context_len = 0, q_pos = 0, first_key = 0, head = 0;
-  std::shared_ptr<const std::vector<std::int64_t>> pages;  ///< of all heads of the row
+  std::shared_ptr<const std::vector<std::int64_t>> pages;  ///< pages that all heads of the row read
   std::int64_t num_keys() const { return q_pos - first_key + 1; }
   bool last() const { return row == query_len - 1; }
   bool decode() const { return query_len == 1; }
@@ -123,7 +123,7 @@ std::string all_texts(const std::vector<Pattern>& patterns) {
 }
 
 struct Kind {
-  std::string text;  ///< of the pattern
+  std::string text;  ///< text of the pattern
   std::string line;
   std::function<bool(const At&)> wrong;
   std::function<bool(std::int64_t)> dim = {};

@@ -100,7 +100,7 @@ TEST(ReadsInside, NewRowsOfAHeadThatIsNotThereAreNaNAlsoWithKForV) {
   const Facts f(c.batch, c.cache, c.options);
   std::size_t exchanged = 0;
   for (const Proposal& p : proposals(f, diagnose_detail::propose_layout)) {
-    EXPECT_TRUE(std::isnan(with_kv_head(2, f, p))) << p.text;  // its values would be those of the next row
+    EXPECT_TRUE(std::isnan(with_kv_head(2, f, p))) << p.text;  // a head that does not exist reads NaN, not the next row
     exchanged += p.text == "uses K as V and V as K" ? 1 : 0;
   }
   EXPECT_EQ(exchanged, 1u);

@@ -167,7 +167,7 @@ N split_of(const Laid& l) { return semantics::round_up(semantics::ceil_div(l.row
 
 struct PartialSum {
   double max = kNone, sum = 0;
-  std::vector<double> weights;  ///< of all keys, relative to `max`
+  std::vector<double> weights;  ///< weights of all keys, relative to `max`
 };
 
 std::vector<PartialSum> partial_sums(const Laid& l) {

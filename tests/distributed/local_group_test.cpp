@@ -66,7 +66,7 @@ TEST(LocalGroup, ARankThatDoesNotComeIsNamedByAllThatWait) {
   auto group = group_of(3, milliseconds(100));
   const auto statuses = on_ranks(group, [](Communicator& c) { return c.rank() == 1 ? Status() : gather(c); });
   for (const std::size_t k : {0U, 2U}) EXPECT_EQ(statuses[k].message(), "all_gather: rank 1 did not come within 100 ms");
-  EXPECT_FALSE(gather(*group[1]).ok());  // it is too late
+  EXPECT_FALSE(gather(*group[1]).ok());  // rank 1 is too late
 }
 
 TEST(LocalGroup, ARankThatFailsIsNamedAtOnce) {

@@ -96,7 +96,7 @@ bool run(quire::Communicator& group, const std::string& scenario) {
 int main(int argc, char** argv) {
   const std::string scenario = argc > 1 ? argv[1] : "right";
   MPI_Init(&argc, &argv);
-  MPI_Comm verdicts;  // of its own: requests of a broken group are never met
+  MPI_Comm verdicts;  // a communicator of its own: requests of a broken group are never met
   MPI_Comm_dup(MPI_COMM_WORLD, &verdicts);
   int rank = 0, ok = 0, all = 0;
   {

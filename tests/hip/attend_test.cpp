@@ -338,7 +338,7 @@ TEST_P(HipStep, ALayerOfAnotherPreparationIsRefused) {
     EXPECT_EQ(step.wrong(), "") << "its own layers are served";
   };
   PlanSettings bounded = settings();
-  bounded.max_seq_len = 303;  // of the longest request; the table holds 304
+  bounded.max_seq_len = 303;  // seq_len of the longest request; the table has room for 304
   const Plan tighter = plan(step.there.batch(), step.there.cache(), step.there.options(), bounded).value();
   ASSERT_LE(workspace_bytes(tighter), step.workspace.size());
   refused("plan", tighter, step.there.batch(), step.there.options());

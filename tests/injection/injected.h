@@ -15,10 +15,10 @@ namespace quire::test {
 /// What a kernel is given, to be changed: a right kernel that is given a window one short is one that keeps a key too few.
 struct Given {
   cpu::AttendArgs args;
-  cpu::WorkItem item;    ///< of an item
-  cpu::MergeItem merge;  ///< of a merge
+  cpu::WorkItem item;
+  cpu::MergeItem merge;
   std::vector<Request> reqs;
-  std::vector<std::byte> bytes;  ///< of copied tensors
+  std::vector<std::byte> bytes;  ///< memory of copied tensors
 
   Request& req();
   void end_keys_at_multiple_of(std::int64_t keys);
@@ -40,7 +40,7 @@ struct StoredRow {
 void truncate_row(StoredRow& row);
 
 struct Injected {
-  const char* id;    ///< of the catalogue of src/faults where it holds the same fault (tools/check_fault_names.py)
+  const char* id;    ///< name as in the catalogue of src/faults, if the fault is there (tools/check_fault_names.py)
   const char* line;  ///< a problem line on which it shows
   Step step = Step::none;
   void (*given)(Given& given) = nullptr;
@@ -68,7 +68,7 @@ inline constexpr Injected kInjected[] = {
        if (g.req().causal) g.req().causal = false, g.args.window_right = 1;
      }},
     {"causal_excludes_own_key", "q=f16 kv=f16 heads=8:2 d=32 page=16 layout=packed lse=1 reqs=9@60,1@90",
-     [](Given& g) { --g.req().shift; }},  // the same without a window and ALiBi
+     [](Given& g) { --g.req().shift; }},  // a window and ALiBi would move with the limit
     {"causal_flag_ignored", "q=f32 kv=f32 heads=8:2 d=32 page=16 lse=1 causal=1x1,1x0 reqs=9@60,9@20",
      [](Given& g) { g.req().causal = true; }},
     {"q_begin_ignored", "q=f32 kv=bf16 heads=8:2 d=32 page=16 lse=1 reqs=9:60,1:90 kbegin=1x16,1x0 qbegin=1x90,1x100",

@@ -43,7 +43,7 @@ Attend kernel_under_test(const std::string& kernel, bool batch_invariant) {
 
 Case made(const ProblemLine& line, Special special) {
   Case c = make_case(line).value();
-  if (!verify_detail::apply(special, c)) throw std::bad_alloc();  // no address space for a sparse cache
+  if (!verify_detail::apply(special, c)) throw std::bad_alloc();  // address space for a sparse cache ran out
   return c;
 }
 

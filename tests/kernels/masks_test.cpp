@@ -170,7 +170,7 @@ TEST_P(Masks, BatchInvariantPlansKeepTheirBitsInChunks) {
 TEST_P(Masks, APlanOfOtherMasksIsRefused) {
   Result<Case> c = make_case(line("q=bf16 heads=4:2 d=32 page=16 reqs=9@40,3@5 causal=1x1,1x0 qbegin=1x40,1x5"));
   ASSERT_TRUE(c.ok());
-  c->batch.slot_mapping = {};  // it agrees with one q_begin alone
+  c->batch.slot_mapping = {};  // slot_mapping agrees with one q_begin alone
   const Result<Plan> planned = plan(c->batch, c->cache, c->options, {.kernel = GetParam()});
   ASSERT_TRUE(planned.ok()) << planned.status().message();
   std::int64_t rows = 0;

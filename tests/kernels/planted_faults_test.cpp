@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(, PlantedFaults, testing::ValuesIn(kPlanted), fault_nam
 class WithoutAFault : public testing::TestWithParam<std::string> {};
 
 TEST_P(WithoutAFault, NothingIsFound) {
-  int left = GetParam() == "WideHeadsManyKeys" ? 3 : 12;  // its rows cost ten times those of others
+  int left = GetParam() == "WideHeadsManyKeys" ? 3 : 12;  // rows of WideHeadsManyKeys cost ten times those of others
   judge_hazard(GetParam(), mutant("none").attend, [&](const ProblemLine& line, const std::vector<std::string>& findings) {
     EXPECT_TRUE(findings.empty()) << report(line, findings);
     return --left > 0;

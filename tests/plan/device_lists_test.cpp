@@ -455,7 +455,7 @@ TEST(DeviceLists, HeadsOf64DimsArePaired) {
     EXPECT_EQ(p.kernel, "cuda_sm90") << line;
     if (list.heads == 1) return list.heads;
     EXPECT_EQ(list.tile_rows, p.problem.group() <= 4 ? 8 : 16) << line;
-    const DeviceList other = p.kernel.row().gpu->instead(p, list);  // where scales are given
+    const DeviceList other = p.kernel.row().gpu->instead(p, list);  // list of a call with scales
     EXPECT_TRUE(other.kernel == "cuda_sm90" && other.role == Role::decode && other.heads == 1 && other.tile_rows == 8) << line;
     return list.heads;
   };

@@ -83,7 +83,7 @@ TEST(Devices, HugeNameIsCutInTheMessage) {
 TEST(HostDevice, FeaturesNeedEveryPart) {
   EXPECT_EQ(features_from_cpuid({}), 0u);
   EXPECT_EQ(features_from_cpuid(everything()), kAvx2 | kAvx512 | kAvx512Bf16 | kAmxBf16);
-  for (int bit : {12, 27, 28, 29}) {  // without FMA, OSXSAVE, AVX or F16C nothing is usable
+  for (int bit : {12, 27, 28, 29}) {  // FMA, OSXSAVE, AVX and F16C: no kernel runs without them
     CpuidWords words = everything();
     words.leaf1_ecx &= ~(1u << bit);
     EXPECT_EQ(features_from_cpuid(words), 0u) << bit;
@@ -99,7 +99,7 @@ TEST(HostDevice, FeaturesNeedEveryPart) {
     EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512 | kAvx512Bf16) << bit;
   }
   CpuidWords words = everything();
-  words.leaf7_ecx = 0;  // no byte permutes, with which the bf16 kernels read fp8 caches: Cooper Lake
+  words.leaf7_ecx = 0;  // Cooper Lake has no byte permutes, with which bf16 kernels read fp8 caches
   EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512);
   words = everything();
   words.leaf7_1_eax = 0;
@@ -119,11 +119,11 @@ TEST(HostDevice, FastBf16DotIsAmdWithTheInstruction) {
 
 TEST(HostDevice, RegistersTheSystemDoesNotSaveDoNotCount) {
   CpuidWords words = everything();
-  words.xcr0 = 0x200E7;  // no tile data
+  words.xcr0 = 0x200E7;  // system saves no tile data
   EXPECT_EQ(features_from_cpuid(words), kAvx2 | kAvx512 | kAvx512Bf16);
-  words.xcr0 = 0x07;  // no ZMM state
+  words.xcr0 = 0x07;  // system saves no ZMM state
   EXPECT_EQ(features_from_cpuid(words), kAvx2);
-  words.xcr0 = 0x03;  // no YMM state
+  words.xcr0 = 0x03;  // system saves no YMM state
   EXPECT_EQ(features_from_cpuid(words), 0u);
 }
 

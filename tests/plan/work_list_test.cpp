@@ -145,7 +145,7 @@ TEST(WorkList, HeaviestFirst) {
       quire::plan(problem_with({request(1, 10), request(300, 2000), request(1, 900), request(1, 90000)}, 4, 4), device_with(4))
           .value();
   const plan_detail::CostModel model(plan.problem);
-  std::vector<double> costs;  // of whole items, and of the first, whole segment of split ones
+  std::vector<double> costs;  // costs of whole items, and of the first segment of split ones
   for (const WorkTile& tile : plan.work().tiles) {
     const WorkItem item = plan_detail::item_of(plan, tile.first_item);
     costs.push_back(model(item.row_end - item.row_begin, item.key_end - item.key_begin));

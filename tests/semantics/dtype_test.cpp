@@ -50,7 +50,7 @@ double value_by_definition(const Format& f, unsigned code) {
 }
 
 unsigned encode(const Format& f, float value) {
-  std::uint16_t cell[2] = {};  // as large as the largest type that store() may write
+  std::uint16_t cell[2] = {};  // memory for the largest type that store() writes
   semantics::store(cell, f.dtype, 0, value);
   return f.bits == 8 ? cell[0] & 0xFFu : cell[0];
 }
@@ -130,7 +130,7 @@ TEST_P(DtypeTest, OverflowSaturatesInFp8AndBecomesInfinityInSixteenBits) {
   const std::vector<unsigned> codes = ascending(f);
   const double largest = value_by_definition(f, codes.back());
   const double step = largest - value_by_definition(f, codes[codes.size() - 2]);
-  const auto limit = static_cast<float>(largest + step / 2);  // where rounding to nearest would leave the finite range
+  const auto limit = static_cast<float>(largest + step / 2);  // rounding to nearest leaves the finite range here
   for (const double sign : {1.0, -1.0}) {
     const auto beyond = [&](float magnitude) { return decode(f, encode(f, static_cast<float>(sign) * magnitude)); };
     EXPECT_EQ(beyond(std::nextafterf(limit, 0.0f)), sign * largest) << name(f.dtype);
@@ -237,7 +237,7 @@ TEST(Dtype, Fp8FormatsAreNotInterchangeable) {
     const double fn = decode(kFormats[0], code), fnuz = decode(kFormats[1], code);
     if (!(fn == fnuz) && !(std::isnan(fn) && std::isnan(fnuz))) ++differ;
   }
-  EXPECT_EQ(differ, 255);  // all but +0
+  EXPECT_EQ(differ, 255);  // every code but +0 differs
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ TEST(SimtAppendWords, EqualTheCpuWhereverTheyAreTaken) {
     EXPECT_EQ(run_words(*w, static_cast<std::uint64_t>(++turn)), "");
     EXPECT_TRUE(same_bytes(cpu.cache, device.cache));
   });
-  EXPECT_EQ(taken, 14);  // without gaps: 4 conversions in 3 layouts, and the 2 copies whose turn has no scale
+  EXPECT_EQ(taken, 14);  // cases without gaps: 4 conversions in 3 layouts, and the 2 copies whose turn has no scale
   EXPECT_EQ(columns, 4);
 }
 

@@ -147,7 +147,7 @@ TEST(SimtContents, ABlockScaleThatOverflowsIsFound) {
   }
   const Case c = made("q=f32 kv=mxfp4", "heads=4:2 d=32 page=8 reqs=1@20", 1);
   auto* const scales = static_cast<std::uint8_t*>(c.cache.k_block_scale.data);
-  const std::int64_t of_page = 8 * 2;  // all of the first page in the table
+  const std::int64_t of_page = 8 * 2;  // scales of the first page in the table
   const auto page = static_cast<const std::int32_t*>(c.batch.block_table.data)[0];
   std::memset(scales + page * of_page, 254, static_cast<std::size_t>(of_page));
   EXPECT_TRUE(found_on_host(c));

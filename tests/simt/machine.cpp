@@ -41,8 +41,8 @@ struct Thread {
   Context context;
   int block = 0, index = 0;
   Waits waits = Waits::nothing;
-  Site site;                                     ///< where it meets its wave
-  void* brings = nullptr;                        ///< to there
+  Site site;                                     ///< site of the wave operation that the thread waits at
+  void* brings = nullptr;                        ///< argument that the thread brings to that operation
   std::vector<std::pair<float*, float>> unseen;  ///< stores that no fence has passed
 };
 
@@ -76,12 +76,12 @@ struct Block {
   std::vector<std::unique_ptr<Piece>> pieces;
   int live = 0;
   int at_barrier = 0;
-  Site barrier;  ///< at which they wait
+  Site barrier;  ///< site of the barrier that threads wait at
 };
 
 struct Wave {
   int waiting = 0;
-  Site site;  ///< at which they wait
+  Site site;  ///< site of the operation that threads wait at
 };
 
 class Machine {
@@ -154,7 +154,7 @@ class Machine {
 
   [[noreturn]] void fail(std::string text) {
     if (error_.empty()) error_ = fmt::format("block {} thread {}: {}", current_->block, current_->index, text);
-    std::string().swap(text);  // no destructor of this thread runs any more
+    std::string().swap(text);  // suspend() returns no more, so no destructor runs
     suspend(/*ends=*/true);
     std::abort();  // nobody switches back
   }
@@ -260,7 +260,7 @@ class Machine {
     std::string complaint;
     if (act != nullptr) complaint = act(brought);
     if (!complaint.empty()) {
-      std::vector<void*>().swap(brought);  // no destructor of this thread runs any more
+      std::vector<void*>().swap(brought);  // suspend() returns no more, so no destructor runs
       std::vector<Thread*>().swap(all);
       fail(std::move(complaint));
     }

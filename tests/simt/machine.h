@@ -21,8 +21,8 @@ namespace quire::simt {
 struct Fault {
   std::string removed_barrier;  ///< "file.h:line": threads pass it without waiting
   bool no_fences = false;       ///< device fences do nothing
-  int short_piece = -1;         ///< this piece of shared memory ...
-  std::size_t short_bytes = 0;  ///< ... is so much shorter than asked for
+  int short_piece = -1;         ///< index of a piece of shared memory that is too short
+  std::size_t short_bytes = 0;  ///< bytes that the piece lacks
 };
 
 struct Launch {
@@ -32,9 +32,9 @@ struct Launch {
   int shared_bytes = 0;    ///< bytes that the launch would reserve
   std::uint64_t seed = 0;  ///< 0: threads run in order
   Fault fault;
-  std::set<std::string>* barriers = nullptr;  ///< if set, told which barriers were reached ("file.h:line")
-  int first_block = 0;                        ///< these are blocks [first_block, first_block + blocks) ...
-  int grid = 0;                               ///< ... of so many, if not 0: those of a kernel whose blocks do without each other
+  std::set<std::string>* barriers = nullptr;  ///< barriers that were reached ("file.h:line"); null = not recorded
+  int first_block = 0;                        ///< first of the blocks that run
+  int grid = 0;                               ///< blocks of the grid, if others than those that run; 0: `blocks`
 };
 
 /// Empty if nothing was wrong. The kernel's effects on global memory remain.

@@ -108,7 +108,7 @@ TEST(SimtMachine, NamesWhatIsWrong) {
   EXPECT_THAT(error_of(two_barriers), HasSubstr("while others wait at machine_test.cpp"));
   EXPECT_THAT(error_of([] { gpu::SharedArea().take<float>(5); }), HasSubstr("32 bytes of shared memory taken, 16 declared"));
   EXPECT_THAT(error_of([] { gpu::SharedArea().take<float>(gpu::thread_index() == 9 ? 3 : 4); }), HasSubstr("different pieces"));
-#if !defined(__SANITIZE_ADDRESS__)  // which ends the program there
+#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer ends the program there
   EXPECT_THAT(error_of([] {
                 gpu::SharedArea area;
                 area.take<float>(4)[gpu::thread_index() == 0 ? 4 : 0] = 1.0f;

@@ -71,7 +71,7 @@ TEST(SimtReset, WhatWasHeardIsNotCounted) {
   w.state().unheard.heard = 1;
   w.reset();
   EXPECT_EQ(w.state().unheard.refused, 0);
-  w.state().outcome.broken = 1;  // this one was not
+  w.state().outcome.broken = 1;  // nobody has asked about this call
   w.reset();
   EXPECT_EQ(w.state().unheard.refused, 1);
 }

@@ -178,7 +178,7 @@ inline Tensor one_scale(Tensor t, std::int64_t head) {
 /// One KV head, with a page for each row that holds the keys of its list.
 struct Gathered {
   std::vector<std::byte> k, v;
-  std::vector<float> k_scales, v_scales;  ///< of tokens
+  std::vector<float> k_scales, v_scales;
   std::vector<std::int32_t> starts, lens, table;
   Batch batch;
   KVCache cache;

@@ -22,7 +22,7 @@ struct PageCase {
   std::int64_t window = 0, right = -1, chunk = 0, prefix = 0, key_begin = 0;  ///< window 0, right -1, chunk 0: none
   std::int64_t q_begin = 0, rows = 1, num_keys = 1, cached = 1, page_size = 1;
   std::vector<std::int64_t> spans;      ///< begin, end, begin, ...
-  std::vector<std::vector<bool>> bits;  ///< of each row; empty: no tree
+  std::vector<std::vector<bool>> bits;  ///< tree bits of each row; empty: no tree
 
   std::int64_t tree() const { return bits.empty() ? 0 : static_cast<std::int64_t>(bits[0].size()); }
 

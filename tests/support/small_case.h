@@ -106,7 +106,7 @@ class SmallCase {
 
   // Logical values as the tensors really hold them: real = stored * scale for cached positions.
   Cube query;              // [token][q head][d]
-  std::vector<Cube> k, v;  // per request: [position][kv head][d]
+  std::vector<Cube> k, v;  // [position][kv head][d] of each request
   std::vector<double> slopes, sinks;
 
   /// Overwrites one logical value and the element that holds it.

@@ -21,7 +21,7 @@ T read(const unsigned char* at) {
 struct Value {
   std::uint64_t number = 0;
   std::string text;
-  std::vector<Value> items;  ///< of a list; of a map keys and values by turns
+  std::vector<Value> items;  ///< items of a list, or keys and values of a map by turns
   const Value* find(const char* key) const {
     for (std::size_t i = 0; i + 1 < items.size(); i += 2)
       if (items[i].text == key) return &items[i + 1];

@@ -37,7 +37,7 @@ struct Model {
   std::size_t bytes;
   /// Blocks wait for each other's work, so that all must be there at once; others run a few at a time.
   bool together;
-  unsigned most_blocks;  ///< that the kernel is written for; 0: any number
+  unsigned most_blocks;  ///< most blocks that the kernel allows; 0: any number
   void (*run)(const void* argument);
 };
 

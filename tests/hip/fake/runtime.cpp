@@ -233,7 +233,7 @@ FAKE_HIP Error hipPointerGetAttributes(quire::hip::PointerAttributes* to, const 
 }
 
 FAKE_HIP Error hipMalloc(void** address, std::size_t bytes) {
-  constexpr std::size_t kMost = std::size_t{512} << 20;  // all of it is touched, and the machine is shared
+  constexpr std::size_t kMost = std::size_t{512} << 20;  // limit: every byte is touched, and other processes use the machine
   if (const Error e = planted("hipMalloc", kOutOfMemoryError)) return e;
   if (bytes > kMost) return say(kOutOfMemoryError, formatted("{} bytes are more than the stand-in has", bytes));
   *address = bytes > 0 ? state().allocate(bytes) : nullptr;
@@ -246,7 +246,7 @@ FAKE_HIP Error hipStreamIsCapturing(quire::hip::Stream, int* status) {
 }
 FAKE_HIP Error hipThreadExchangeStreamCaptureMode(int*) { return 0; }
 FAKE_HIP Error hipHostMalloc(void** address, std::size_t bytes, unsigned) {
-  static std::list<std::vector<std::byte>> memory;  // of the host: devices and the host alike use it
+  static std::list<std::vector<std::byte>> memory;  // host memory, which devices use as well
   *address = memory.emplace_back(bytes).data();
   return 0;
 }

@@ -44,7 +44,7 @@ struct State {
   std::list<Module> modules;
   std::list<Function> functions;
   std::map<void*, std::deque<std::function<std::string()>>> streams;
-  amd::LaunchKernel engine = nullptr;  ///< if set, it executes the code objects; else the stand-in runs their sources
+  amd::LaunchKernel engine = nullptr;  ///< engine that executes code objects; null: the stand-in runs their sources
   std::uint64_t launches = 0;
   std::string dump_to;  ///< a folder for the code objects that are loaded, or nothing
   int last_error = 0;
