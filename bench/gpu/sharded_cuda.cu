@@ -144,7 +144,7 @@ class Graph {
  public:
   explicit Graph(std::function<void(cudaStream_t)> enqueue) : enqueue_(std::move(enqueue)) {
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    enqueue_(stream_);  // once outside: what is loaded lazily is there
+    enqueue_(stream_);  // a first run outside the graph loads modules that load lazily
     must(cudaStreamSynchronize(stream_));
     must(cudaEventCreate(&begin_)), must(cudaEventCreate(&end_));
     if (!g_graphs) return;

@@ -89,7 +89,7 @@ struct Options {
   std::optional<float> logits_soft_cap{};        ///< > 0
   Tensor alibi_slopes{};                         ///< optional [num_q_heads] f32, any sign
   Tensor sinks{};                                ///< optional [num_q_heads] f32; one extra logit in the denominator
-  bool causal = true;                            ///< false: rows of all requests see later keys, too; see Batch::causal
+  bool causal = true;                          ///< causal mask of every request; false: rows see later keys, too (Batch::causal)
   std::optional<std::int64_t> window_right{};  ///< later keys visible to a query of a request that is not causal; >= 0; absent =
                                                ///< all. FlashAttention's window_size is (sliding_window - 1, window_right)
   std::optional<std::int64_t> attention_chunk{};  ///< tokens of a chunk; rows see keys of their own chunk alone, of which chunk i

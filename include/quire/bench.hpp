@@ -137,7 +137,7 @@ struct BenchOptions {
 
 /// Results of a run. Holds data only: report.hpp makes text, JSON and a page of them.
 struct BenchReport {
-  bool ok = false;  ///< nothing is wrong, and at least one result was timed
+  bool ok = false;  ///< true if nothing is wrong and a result was timed
   BenchMachine machine;
   std::vector<Ceilings> ceilings;
   std::vector<BenchCaseResult> cases;

@@ -93,7 +93,7 @@ struct CascadeLevel {
   std::vector<std::uint8_t> causal;
   std::int64_t columns = 0;  ///< columns of block_table
   bool own = false;          ///< own keys: the last level
-  bool beside = false;       ///< is computed at the same time as own keys, on SMs of its own
+  bool beside = false;       ///< level is computed at the same time as own keys, on SMs of its own
   Plan plan;
 };
 

@@ -89,7 +89,7 @@ struct Comparison {
   std::int64_t num_nonfinite_mismatches = 0;
   double worst_ratio = 0;  ///< max of |error| / tolerance over finite elements
   Mismatch worst;
-  std::vector<Mismatch> first;  ///< up to 16, in index order
+  std::vector<Mismatch> first;  ///< first mismatches in index order, at most 16
   std::string text;             ///< paragraph for people
 };
 /// `output` like Batch::output. `lse` may be absent.
@@ -148,7 +148,7 @@ struct CellCondition {
 
 /// A rule that selects cells: all of its conditions hold.
 struct CellPattern {
-  std::vector<CellCondition> conditions;  ///< none: every cell, or no rule was found
+  std::vector<CellCondition> conditions;  ///< conditions; empty: the rule selects every cell, or no rule was found
   bool rule = true;                       ///< false: the attributes of the batch do not select the wrong cells
   std::int64_t cells = 0;                 ///< compared cells that the rule selects
   std::int64_t wrong_cells = 0;           ///< the wrong ones among them
@@ -212,7 +212,7 @@ struct Suspicion {
   bool certain = false;     ///< explains every dim of every wrong row looked at and breaks no right one (diagnose.md)
   bool tied = false;        ///< others with another remedy are as certain: the cause is one of them
   bool likely = false;      ///< explains nearly all of the error and some number, breaks no right row, claims nothing unprovable
-  bool combined = false;    ///< two faults at once, found greedily: the second on top of the first
+  bool combined = false;    ///< suspect is two faults at once, found greedily: the second on top of the first
   Standing standing = Standing::open;
   std::string refutation;  ///< why it is not the cause, with numbers; empty if `standing` is open
 };

@@ -80,7 +80,7 @@ struct TypePair {
 using Supports = std::function<bool(const ProblemLine&)>;
 
 struct VerifyOptions {
-  std::vector<std::string> matrices = {"hazards"};  ///< any of notes, hazards, random, shards; or "all"
+  std::vector<std::string> matrices = {"hazards"};  ///< names: notes, hazards, random, shards; or "all"
   bool quick = false;                               ///< a subset of every matrix that still has full power; under a minute
   bool power = true;                                ///< run the fault catalogue through the same checks
   bool peer_power = false;                          ///< judge the catalogue with vLLM's test data and tolerance, too
@@ -183,7 +183,7 @@ struct Verdict {
   std::vector<PeerPower> peer;
   std::string supported;                         ///< problems that VerifyOptions::supports takes, in words; empty without it
   std::map<std::string, std::int64_t> left_out;  ///< "hazards SoftCap": cases that have no form which is supported
-  Reach reach;                                   ///< nothing if no case was served
+  Reach reach;                                   ///< reach of the cases that were served
   std::string shared;                            ///< what all failing cases and no passing case have, as a sentence, or empty
   std::string smallest_line;                     ///< smallest of all failing lines, with CaseResult::special of its data
   std::string smallest_finding;                  ///< check that fails on smallest_line, and its finding

@@ -35,7 +35,7 @@ class CeilingRun {
     for (const Entry& entry : entries) sets.push_back(entry.working_set());
     rungs_ = bench_detail::rungs_for(sets, memory_.size());
     if (memory_.data() != nullptr)
-      std::memset(memory_.data(), 1, static_cast<std::size_t>(memory_.size()));  // else all zero page
+      std::memset(memory_.data(), 1, static_cast<std::size_t>(memory_.size()));  // pages of their own
   }
   bool ok() const { return memory_.data() != nullptr; }
 

@@ -84,7 +84,7 @@ class Poisoner {
   void poison_cache(const Tensor& cache, const semantics::KvStrides& strides, std::int64_t head_dim) const {
     if (cache.dtype == DType::fp8_ds_mla) return poison_latent_rows(cache, strides);
     const Spoiler spoil(cache, kind_);
-    std::vector<std::int64_t> dims;  // two divisions each
+    std::vector<std::int64_t> dims;  // places of dims, kept because each takes two divisions
     for (std::int64_t d = 0; d < head_dim; ++d) dims.push_back(strides.element(d));
     for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(readable_.size()); ++slot) {
       if (readable_[static_cast<std::size_t>(slot)]) continue;

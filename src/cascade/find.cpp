@@ -12,7 +12,7 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kAll = std::int64_t{1} << 42;  // more keys than any request has
+constexpr std::int64_t kAll = std::int64_t{1} << 42;  // number of keys above any request's
 
 /// Bytes of a key and its value, of all KV heads.
 double key_bytes(const Problem& p) { return static_cast<double>(p.num_kv_heads * p.kv_bytes()); }

@@ -53,7 +53,7 @@ struct SlotLedger::State {
   std::int64_t page_size = 0;
   std::int64_t step = 0;
   std::int64_t writes = 0;
-  std::atomic<std::int64_t> reads{0};  ///< several const checks may run at once
+  std::atomic<std::int64_t> reads{0};  ///< atomic, because const checks may run at once
   std::vector<Record> slots;
   std::vector<Digest> digests;                                          ///< digest of each slot; empty: digests are not kept
   std::unordered_map<std::int64_t, std::vector<std::int64_t>> readers;  ///< page -> requests that the page was shared with

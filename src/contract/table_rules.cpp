@@ -231,7 +231,7 @@ void apply_page_rules(Context& c) {
     const semantics::VisiblePages pages = visible_pages(c, lengths);
     const std::int64_t width = table.shape[1], needed = pages.needed(width);
     t10_wide_enough(c, r, lengths.cached_len, needed);
-    std::int64_t done = 0;  // two ranges of keys may share a page
+    std::int64_t done = 0;  // columns judged so far: two ranges of keys may share a page
     for (const semantics::KeyRange& range : {pages.keys.prefix, pages.keys.middle, pages.keys.tree}) {
       const auto [first, end] = pages.columns(range);
       t03_page_ids(c, r, pages, std::max(first, done), std::min(end, width));

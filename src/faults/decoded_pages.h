@@ -45,7 +45,7 @@ class DecodedPages {
   };
   std::unique_ptr<float*[], Free> pages_;  ///< [side][page][kv_head]; calloc() touches no memory of pages that nobody reads
   mutable std::mutex keeping_;
-  mutable std::vector<std::unique_ptr<float[]>> kept_;  ///< what pages_ points at
+  mutable std::vector<std::unique_ptr<float[]>> kept_;  ///< memory that pages_ points at
 };
 
 }  // namespace quire::faults_detail

@@ -18,7 +18,7 @@ struct Shapes {
   bool spans_beyond_window = false;
   bool prefix_is_ordered = true;  ///< false: rows within the prefix see its later keys
   bool tree_alone = false;        ///< true: rows of a tree do not see the keys before it
-  std::function<std::int64_t(const Row&, std::int64_t position)> chunk_of;  ///< never falls from a position to the next
+  std::function<std::int64_t(const Row&, std::int64_t position)> chunk_of;  ///< chunk of a position; never decreases
   std::function<std::int64_t(const Row&)> prefix;
   std::function<std::optional<Span>(const Row&, std::int64_t position)> span_of;
   std::function<std::int64_t(const Row&)> tree_len;

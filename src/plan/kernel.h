@@ -74,8 +74,8 @@ struct KernelRow {
   std::string_view why_first = kFirstInTable;  ///< advantage over later rows
   /// Returns why a device that could run this row gets the next row, unless the row is asked for by name; empty if it does not.
   std::string (*slower)(const Device& device) = [](const Device&) { return std::string(); };
-  const CpuTraits* cpu = nullptr;  ///< set if info.backend is cpu
-  const GpuTraits* gpu = nullptr;  ///< set otherwise
+  const CpuTraits* cpu = nullptr;  ///< properties of a CPU kernel; null otherwise
+  const GpuTraits* gpu = nullptr;  ///< properties of a GPU kernel; null otherwise
 };
 
 namespace rows {

@@ -19,7 +19,7 @@ constexpr std::uint32_t kAmdBf16 = kAllAvx512 | kAvx512Bf16 | kFastBf16Dot;
 
 std::vector<Device> make_devices() {
   return {
-      {"scalar", Backend::cpu, 0, 4, 512 * kKiB},                                // any CPU, no vector kernel
+      {"scalar", Backend::cpu, 0, 4, 512 * kKiB},                                // a CPU without a vector kernel
       {"avx2", Backend::cpu, kAvx2, 8, 512 * kKiB},                              // Zen 3 class
       {"avx512", Backend::cpu, kAllAvx512, 16, 1 * kMiB},                        // Cascade Lake class
       {"avx512bf16", Backend::cpu, kAmdBf16, 16, 1 * kMiB},                      // Zen 4 class

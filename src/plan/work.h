@@ -93,7 +93,7 @@ struct DeviceList {
   std::int64_t max_slices = 0;    ///< (tile, part) pairs; each is num_kv_heads items
   std::int64_t max_merges = 0;    ///< tiles of several parts
   std::int64_t max_partials = 0;  ///< partial tiles, [tile_rows][v_head_dim] f32 each
-  bool beside = false;            ///< is served at the same time as the list before it, on SMs of its own
+  bool beside = false;            ///< list is served at the same time as the one before it, on SMs of its own
   bool masks = false;             ///< the list is served by code for masks of every kind
   std::int64_t given_units = 0;   ///< SMs that the list begins with where another call is served at the same time; else 0
   bool operator==(const DeviceList&) const = default;

@@ -88,7 +88,7 @@ Status bad(std::string message) { return {Code::invalid_argument, std::move(mess
 Status validate_cache(const PagePoolOptions& o) {
   const PoolCacheOptions& c = o.cache;
   if (c.num_layers == 0) return {};
-  constexpr std::int64_t kMaxLayers = 1 << 16;  // more than any model has
+  constexpr std::int64_t kMaxLayers = 1 << 16;  // limit above any model's layers
   if (c.num_layers < 0 || c.num_layers > kMaxLayers)
     return bad(formatted("PagePool cache.num_layers: {} outside [0, {}]", c.num_layers, kMaxLayers));
   if (c.num_kv_heads < 1) return bad(formatted("PagePool cache.num_kv_heads: {}, expected at least 1", c.num_kv_heads));
@@ -202,7 +202,7 @@ void PagePool::State::drop(std::int32_t id) {
   if (p.node != PrefixIndex::kNoNode) {
     free.push_back(id);
   } else {
-    free.push_front(id);  // nobody can ask for its contents again
+    free.push_front(id);  // contents of the page cannot be asked for again
     recycle(id);
   }
 }

@@ -58,7 +58,7 @@ struct TreeBits {
 template <class Int>
 struct SeenKeysIn {
   using Range = KeyRangeIn<Int>;
-  static constexpr Int kNone = 0x7FFFFFFF;  ///< behind every key (Q-T07)
+  static constexpr Int kNone = 0x7FFFFFFF;  ///< position behind every key (Q-T07)
   Range prefix, middle, tree;
 
   /// The keys below `end`.

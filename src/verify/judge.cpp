@@ -381,7 +381,7 @@ void Judge::judge_strides_and_threads() {
     if (!asks(check)) return;
     const Written w = call(attend, spread);
     if (!w.status.ok()) return report(check, CheckState::fail, formatted("the call {} failed: {}", what, w.status.message()));
-    if (w.damaged != 0 && first_.damaged == 0) {  // else "canaries" has said so
+    if (w.damaged != 0 && first_.damaged == 0) {  // check "canaries" reports damage by the first call
       const char* hint =
           spread != Spread::contiguous ? "; a kernel that returns memory of its own needs Target::in_place = false" : "";
       return report(check, CheckState::fail, formatted("{} bytes outside the output changed {}{}", w.damaged, what, hint));

@@ -46,7 +46,7 @@ class Power {
       m.target.strides = options.strides;
       mutants_.push_back(std::move(m));
     }
-    for (const Mutant& m : mutants_)  // none can show until a case tells
+    for (const Mutant& m : mutants_)  // can_show becomes true at the first case that shows the mutant
       results_.push_back({.id = m.id, .family = m.family, .text = m.text, .can_show = false});
     for (const std::set<std::string>* checks : {&options.asked, &options.skipped})
       all_checks_.insert(checks->begin(), checks->end());

@@ -26,7 +26,7 @@ struct PowerOptions {
   int num_threads = 2;
   Strides strides = Strides::any;                                       ///< strides of the target's inputs
   RoundedRows rounded_rows;                                             ///< rounding whose tolerance the target was judged by
-  std::function<bool(std::size_t killed, std::size_t total)> progress;  ///< false stops
+  std::function<bool(std::size_t killed, std::size_t total)> progress;  ///< returning false stops the run
 };
 
 /// Returns a result per fault, in the order of the catalogue; empty if stopped.

@@ -248,8 +248,8 @@ struct Rare {
   void (*draw)(Draw& draw, ProblemLine& line);
   std::int64_t one_in;
   std::uint64_t stream;
-  bool chooses_types = false;  ///< left out where types are asked for
-  bool widens_rows = false;    ///< left out of lines that reach far, which have narrow heads
+  bool chooses_types = false;  ///< random types; false where types are asked for
+  bool widens_rows = false;    ///< wider rows; false in lines that reach far, whose heads are narrow
 };
 constexpr Rare kRare[] = {
     {draw_row_types, 8, 0x8B175, /*chooses_types=*/true},

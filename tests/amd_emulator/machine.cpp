@@ -81,7 +81,7 @@ enum class Turn { used_up, waits, ended, stopped };
 
 /// Up to `turn` instructions of one wave.
 Turn run_wave(const Launch& launch, Wave& wave, std::uint32_t turn, Stop& stop) {
-  constexpr std::uint64_t kEnded = ~std::uint64_t{0};  // what the function of s_endpgm leaves
+  constexpr std::uint64_t kEnded = ~std::uint64_t{0};  // program counter that the function of s_endpgm leaves
   const auto stopped = [&](StopKind kind) {
     stop.kind = kind;
     stop.pc = wave.pc();

@@ -51,7 +51,7 @@ enum StopKind : std::uint32_t {
   kNotDecoded = 1,  ///< decode() failed
   kWild = 2,        ///< the program counter left the code
   kFault = 3,       ///< an access to memory that is not mapped, or a write to memory that is read-only
-  kEndless = 4,     ///< more instructions than the limit
+  kEndless = 4,     ///< wave ran more instructions than the limit
 };
 
 struct Stop {

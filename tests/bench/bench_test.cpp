@@ -60,7 +60,7 @@ TEST(Bench, RowsThatRoundWeightsAreJudgedByTheToleranceThatPaysForIt) {
   const Problem problem = parse_problem_line("q=f16 heads=4:2 d=16 page=4 reqs=9@30,1@12")->problem;
   const Case c = make_case(parse_problem_line("q=f16 heads=4:2 d=16 page=4 reqs=9@30,1@12 seed=1").value()).value();
   const Reference r = reference(c.batch, c.cache, c.options).value();
-  for (std::size_t i = 0; i < r.out.size(); ++i)  // off by most of what rounding the weights to f16 may cost
+  for (std::size_t i = 0; i < r.out.size(); ++i)  // error: most of what rounding the weights to f16 may cost
     semantics::store(c.batch.output.data, DType::f16, static_cast<std::int64_t>(i),
                      static_cast<float>(r.out[i] + 0.9 * 0x1p-11 * r.abs_pv[i]));
   const bench_detail::Expected expected = bench_detail::Expected::make(c, problem, 1).value();

@@ -154,7 +154,7 @@ TEST(HostileInput, NothingCrashesAndNothingDrivesTheTerminal) {
       EXPECT_THAT(ran.out + ran.err, Not(HasSubstr("\x1b")));
       EXPECT_LT(ran.err.size(), 8100u) << command << ' ' << input[0].substr(0, 80);
       args.push_back("--json");
-      if (input[0] == "--") continue;  // what follows is no option
+      if (input[0] == "--") continue;  // words behind "--" are no options
       EXPECT_TRUE(json_of(quire(args)).is_object()) << command << ' ' << input[0].substr(0, 80);
     }
   }

@@ -391,7 +391,7 @@ void add_workspace_cases(Cases& cases) {
   cases.push_back(broken_workspace(shares("lse"), 4, [](B& b) { return b.lse.data(); }));
   cases.push_back(broken_workspace(shares("key"), 64, [](B& b) { return b.key.data(); }));
   cases.push_back(broken_workspace(shares("value"), 64, [](B& b) { return b.value.data(); }));
-  cases.push_back(broken_workspace(shares("cache.k"), 64, [](B& b) { return &b.k_at(15, 0); }));  // nobody's page
+  cases.push_back(broken_workspace(shares("cache.k"), 64, [](B& b) { return &b.k_at(15, 0); }));  // an unused page
   cases.push_back(broken_workspace(shares("cache.v"), 64, [](B& b) { return &b.v_at(15, 0); }));
   cases.push_back(broken_workspace(shares("query_start_loc"), 4, [](B& b) { return b.query_start_loc.data(); }));
   cases.push_back(broken_workspace(shares("seq_lens"), 4, [](B& b) { return b.seq_lens.data(); }));

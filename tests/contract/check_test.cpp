@@ -151,7 +151,7 @@ TEST(DistinctSlots, ATableFilledInPartIsNamedAndServed) {
                           "block_table[1][2] has that page at positions 8 to 11 (are the entries behind those in use zeros?)",
                           "Q-T22 block_table[1][4]: page 0 at position 16, expected slots that the request sees once: "
                           "block_table[1][2] has that page at positions 8 to 11 (are the entries behind those in use zeros?)"));
-  b.depth = Depth::tables;  // what plan(), attend() and reference() ask
+  b.depth = Depth::tables;  // depth that plan(), attend() and reference() ask for
   EXPECT_THAT(messages(b.check()), ElementsAre());
 }
 
@@ -390,7 +390,7 @@ TEST(Valid, SharedPrefixPages) {
       ElementsAre("Q-L02 block_table[1][2]: request 71 reads positions 8 to 11 from page 15 offsets 0 to 3, which were written "
                   "by request 70 for positions 8 to 11 in step 4, expected slots of request 71 or pages shared with it"));
   b.ledger.share(15, 71);
-  EXPECT_THAT(messages(b.check()), ElementsAre());  // ... once it was shared
+  EXPECT_THAT(messages(b.check()), ElementsAre());
 }
 
 TEST(Valid, PrefixWrittenByOneRequestAndReadByAnotherInTheSameStep) {

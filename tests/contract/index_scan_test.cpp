@@ -19,7 +19,7 @@ struct Entries {
   IndexView view;
 
   Entries(std::int64_t size, std::int64_t stride, T fill)
-      : storage(static_cast<std::size_t>(size * stride), T{-7}),  // what lies between must not matter
+      : storage(static_cast<std::size_t>(size * stride), T{-7}),  // elements between the entries must not matter
         view{storage.data(), sizeof(T) == 8 ? DType::i64 : DType::i32, stride} {
     for (std::int64_t i = 0; i < size; ++i) at(i) = fill;
   }

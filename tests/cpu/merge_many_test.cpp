@@ -16,7 +16,7 @@
 namespace quire::test {
 namespace {
 
-constexpr std::int64_t kTokens = 5, kHeads = 3, kDim = 70;  // more dims than are summed at once
+constexpr std::int64_t kTokens = 5, kHeads = 3, kDim = 70;  // kDim: more dims than are summed at once
 constexpr double kUnit = 0x1p-24;
 
 struct Stack {

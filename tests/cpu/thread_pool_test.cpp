@@ -70,7 +70,7 @@ TEST(ThreadPool, WakesAfterSleeping) {
 }
 
 TEST(ThreadPool, ARunThatIsOverDoesNotWaitForSleepers) {
-  const auto pool = make_thread_pool(64);  // many more than cores: most come too late for most runs
+  const auto pool = make_thread_pool(64);  // threads far beyond the cores: most come too late for most runs
   std::atomic<int> total{0};
   for (int i = 0; i < 500; ++i) run(*pool, 3, [&](std::int64_t, int) { ++total; });
   EXPECT_EQ(total, 1500);

@@ -46,7 +46,7 @@ float draw(std::mt19937_64& random, int kind) {
     case 1: return std::ldexp(normal, static_cast<int>(code % 61) - 30);   // cancellation
     case 2: return std::ldexp(normal, static_cast<int>(code % 80) - 140);  // denormal operands, products and sums
     case 3: return code % 50 == 0 ? INFINITY : code % 51 == 0 ? -INFINITY : code % 53 == 0 ? std::nanf("") : normal;
-    default: return semantics::bf16_decode(static_cast<std::uint16_t>(code));  // any code at all
+    default: return semantics::bf16_decode(static_cast<std::uint16_t>(code));  // every code can occur
   }
 }
 

@@ -166,7 +166,7 @@ TEST(Claims, AClaimThatLeavesAThirdOfTheCellsIsNotLikely) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   for (std::int64_t t = 0; t < c.observed.shape[0]; ++t)
-    for (const std::int64_t h : {1, 3, 4, 6}) {  // other heads have their KV head under the fault, too
+    for (const std::int64_t h : {1, 3, 4, 6}) {  // KV heads of the other heads are the same under the fault
       const bool follows = random() % 8 < 5;
       for (std::int64_t d = 0; d < c.observed.shape[2]; ++d)
         f32_at(c.observed, t, h, d) = follows ? f32_at(wrong.observed, t, h, d) : normal(random);

@@ -23,8 +23,8 @@ struct Trial {
   std::string fault, geometry;
   int place = 0;
   double explained = 0;
-  std::string first;              ///< what was named first, if it is not the fault
-  std::vector<std::string> ties;  ///< other suspects that share its place
+  std::string first;              ///< suspect that was named first, if not the fault
+  std::vector<std::string> ties;  ///< suspects that share the fault's place
 };
 
 /// The fault on one case; nothing if it does not show there.

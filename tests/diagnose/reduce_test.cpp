@@ -94,7 +94,7 @@ TEST(ReduceCase, TakesNoLengthAtItsWord) {
   f32_at(c.observed, 5, 0, 0) = std::nanf("");
   ASSERT_TRUE(check(c.batch, c.cache, c.options, Depth::contents).ok());
   Diagnosis d = diagnosed(c);
-  d.wrong_tokens = {0};  // what is kept shows nothing wrong, so the whole batch is
+  d.wrong_tokens = {0};  // token 0 alone shows nothing wrong, so the whole batch is kept
   const auto begin = std::chrono::steady_clock::now();
   const Result<Case> reduced = reduce_case(c, d);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

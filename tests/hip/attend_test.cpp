@@ -311,7 +311,7 @@ TEST_P(HipStep, ALayerWithoutAPreparationIsRefused) {
     step.layer();
     EXPECT_TRUE(step.output_untouched());
     EXPECT_EQ(take_broken_ticket(), 7u | kTicketNotPrepared);
-    const bool asks = byte == 0xFF;  // who does not ask hears of it in the next step
+    const bool asks = byte == 0xFF;  // a caller that does not ask hears of it in the next step
     if (asks) {
       EXPECT_EQ(step.status().code(), Code::invalid_argument);
       EXPECT_THAT(step.status().message(), testing::HasSubstr("2 prepared layers wrote no row"));

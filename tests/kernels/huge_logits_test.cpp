@@ -15,7 +15,7 @@
 namespace quire::test {
 namespace {
 
-constexpr double kAhead = 1e-4;  ///< most that all other keys of a judged row weigh, at kClearScale
+constexpr double kAhead = 1e-4;  ///< largest weight of all other keys of a judged row, at kClearScale
 /// At this scale a key's lead of kAhead is 0.018, twice what f32 may be off by in a dot product of 128 dims of these rows, by
 /// score_error(). At larger scales both grow alike.
 constexpr const char* kClearScale = "500";

@@ -69,7 +69,7 @@ Given drawn(std::mt19937_64& random) {
     g.spans.insert(g.spans.end(), {at, end});
     at = end + below(3);
   }
-  if (below(2) == 0) g.spans.insert(g.spans.end(), {0, 0, 3, 9});  // nothing counts behind an empty span
+  if (below(2) == 0) g.spans.insert(g.spans.end(), {0, 0, 3, 9});  // spans behind an empty one do not count
   return g;
 }
 

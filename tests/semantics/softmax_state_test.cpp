@@ -73,7 +73,7 @@ TEST(SoftmaxState, WeightsAreThoseOfTheUnion) {
   for (const SoftmaxState& a : samples())
     for (const SoftmaxState& b : samples()) {
       const Merged merged = combine(a, b), base2 = semantics::combine<Exp2>(a, b);
-      if (a.max == -INFINITY && b.max == -INFINITY) continue;  // any weight will do: sums are 0
+      if (a.max == -INFINITY && b.max == -INFINITY) continue;  // both sums are 0, so every weight is right
       EXPECT_EQ(semantics::weight_in(a.max, merged.state.max), merged.weight_a);
       EXPECT_EQ(semantics::weight_in(b.max, merged.state.max), merged.weight_b);
       EXPECT_EQ(semantics::weight_in<Exp2>(a.max, base2.state.max), base2.weight_a);

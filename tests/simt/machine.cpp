@@ -156,7 +156,7 @@ class Machine {
     if (error_.empty()) error_ = fmt::format("block {} thread {}: {}", current_->block, current_->index, text);
     std::string().swap(text);  // suspend() returns no more, so no destructor runs
     suspend(/*ends=*/true);
-    std::abort();  // nobody switches back
+    std::abort();  // an ended thread is never switched to
   }
 
   static void thread_main();
@@ -292,7 +292,7 @@ void Machine::thread_main() {
   --m.blocks_[static_cast<std::size_t>(me.block)].live;
   m.release_if_complete(me.block);
   m.suspend(/*ends=*/true);
-  std::abort();  // nobody switches back
+  std::abort();  // an ended thread is never switched to
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ struct Form {
   std::int64_t width = 8;
   bool counted = true;  ///< num_keys is given
   DType index = DType::i32;
-  std::int64_t unused = -1;  ///< behind the entries in use
+  std::int64_t unused = -1;  ///< value of entries that are not in use
   std::int64_t least = 0;    ///< entries of the shortest list
 };
 

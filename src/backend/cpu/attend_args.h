@@ -62,7 +62,7 @@ struct AttendArgs {
   const float* v_scale = nullptr;
   std::int64_t k_scale_stride = 0;  ///< 0 = one scale for all heads
   std::int64_t v_scale_stride = 0;
-  semantics::TokenScales k_token_scale, v_token_scale;  ///< instead of k_scale and v_scale
+  semantics::TokenScales k_token_scale, v_token_scale;  ///< replacement of k_scale and v_scale
   semantics::IndexView query_start_loc;
   Tensor block_table;
   std::int64_t num_pages = 0;

@@ -11,7 +11,7 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kBlocks = 132 * 16;  // many waves on every device
+constexpr int kBlocks = 132 * 16;  // blocks for many waves on every device
 constexpr int kRounds = 2048;
 
 __global__ void __launch_bounds__(kThreads) read_all(const uint4* data, std::int64_t count, unsigned* sink) {

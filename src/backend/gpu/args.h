@@ -88,7 +88,7 @@ struct Outcome {
   unsigned long long rows_written = 0;  ///< output rows (token x query head), summed over kernels and layers
   unsigned long long rows_due = 0;      ///< rows that a layer has to write: those of requests, by query_start_loc
   unsigned long long permit = 0;        ///< layers that bear another one write no row; kRefused if `broken`
-  std::int32_t lengths = 0;             ///< their fingerprint; see layer.h
+  std::int32_t lengths = 0;             ///< fingerprint of the lengths (layer.h)
   std::int32_t unprepared = 0;          ///< layers that found another permit and no broken rule
   std::int32_t stale = 0;               ///< layers that found other lengths than the preparation did
   std::int32_t reserved = 0;
@@ -142,7 +142,7 @@ struct WorkList {
   std::int32_t min_rows = 0;           ///< takes the requests with min_rows < query_len * group <= max_rows
   std::int32_t max_rows = 0;
   std::int32_t split_keys = 0;    ///< keys per part if > 0 (batch_invariant); 0 = chosen so that target_items are made
-  std::int32_t target_items = 0;  ///< how many items the device wants in flight
+  std::int32_t target_items = 0;  ///< number of items that the device wants in flight
   std::int32_t max_slices = 0;
   std::int32_t max_merges = 0;
   std::int32_t max_partials = 0;
@@ -248,9 +248,9 @@ struct MergeArgs {
   std::int32_t head_dim = 1;
   RowSource out_a, out_b;
   LseRows lse_a, lse_b;
-  RowTarget out;         ///< may be out_a or out_b
+  RowTarget out;         ///< result; may be out_a or out_b
   PerHead output_scale;  ///< scale of an fp8 `out`: one value
-  LseRows lse;           ///< may be absent
+  LseRows lse;           ///< log-sum-exps of the result; may be absent
 };
 
 /// merge_many(): a stack of finished partial results over disjoint keys.
@@ -264,7 +264,7 @@ struct MergeManyArgs {
   std::int64_t lse_part = 0;
   RowTarget out;
   PerHead output_scale;  ///< scale of an fp8 `out`: one value
-  LseRows lse;           ///< may be absent
+  LseRows lse;           ///< log-sum-exps of the result; may be absent
 };
 
 /// Lengths of one request, as the kernels read them.

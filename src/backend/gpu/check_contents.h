@@ -44,8 +44,8 @@ QUIRE_DEVICE BadCodes bad_codes(DType type) {
     case DType::bf16: return {0x7FFFu, 0x7F80u, 0x7Fu};
     case DType::fp8_e4m3fn: return {0x7Fu, 0x7Fu, 0};
     case DType::fp8_e5m2: return {0x7Fu, 0x7Cu, 3};
-    case DType::i8: return {0xFFu, 0x100u, 0};  // none
-    default: return {0xFFu, 0x80u, 0};          // fnuz
+    case DType::i8: return {0xFFu, 0x100u, 0};  // i8 has no infinity and no NaN
+    default: return {0xFFu, 0x80u, 0};          // fnuz formats have one NaN
   }
 }
 

@@ -38,7 +38,7 @@ QUIRE_DEVICE std::int32_t fingerprint_by_wave(const AttendArgs& a, int lane) {
 QUIRE_DEVICE void note_unprepared(const AttendArgs& a) {
   auto& state = *reinterpret_cast<CallState*>(a.outcome);
   if (!state.unheard.is_sealed()) {
-    const unsigned long long permit = state.outcome.permit;  // other blocks compare with it
+    const unsigned long long permit = state.outcome.permit;  // other blocks compare with the permit
     state.outcome = {};
     state.outcome.permit = permit;
     state.unheard = {};

@@ -128,7 +128,7 @@ QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std
   }
   block_barrier();  // the answer is there
   const bool last = *is_last != 0;
-  device_fence();  // nothing of the other parts is read before this
+  device_fence();  // loads of other parts stay behind this fence
   return last;
 }
 

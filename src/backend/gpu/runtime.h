@@ -59,7 +59,7 @@ QUIRE_DEVICE void store_for_host(unsigned long long* at, unsigned long long valu
   __threadfence_system();
 }
 QUIRE_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-QUIRE_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }  // is fused with nothing
+QUIRE_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }  // no compiler fuses __fmul_rn
 QUIRE_DEVICE float exp2(float x) { return exp2f(x); }
 QUIRE_DEVICE float f16_decode(std::uint16_t code) {
   float value;

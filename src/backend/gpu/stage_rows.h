@@ -42,7 +42,7 @@ QUIRE_DEVICE void stage_chunks(const StagedRows& job) {
   const int rows = job.end - job.begin, chunks = job.dims / per_chunk;
   const bool rows_first = job.source.strides.x < job.head_dim;  // packed: the chunks of neighbouring tokens are neighbours
   const auto* bytes = static_cast<const unsigned char*>(job.source.data);
-  QUIRE_NO_UNROLL  // three blocks share an SM without spills: they hide the latency
+  QUIRE_NO_UNROLL  // rolled, the loop lets three blocks share an SM without spills
       for (int i = thread_index(); i < rows * chunks; i += kGenericThreads) {
     const int row = job.begin + (rows_first ? i % rows : i / chunks);
     const int chunk = rows_first ? i / rows : i % chunks;

@@ -99,7 +99,7 @@ class RowPrefetch {
 
  private:
   static constexpr std::int64_t kStretch = 16;
-  static constexpr std::int64_t kStep = 128;  ///< two lines
+  static constexpr std::int64_t kStep = 128;  ///< two cache lines
 
   /// One or two lines of eight rows. A null row: a request for nothing, which is dropped.
   void request() {

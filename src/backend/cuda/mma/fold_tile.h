@@ -24,7 +24,7 @@ struct KeyTile {
   const std::uint16_t* k = nullptr;
   const std::uint16_t* v = nullptr;
   int first = 0;  ///< position of the tile's row 0
-  int begin = 0;  ///< what this segment holds; other rows of the tile are zeros
+  int begin = 0;  ///< positions [begin, end) are keys of this segment; other rows of the tile are zeros
   int end = 0;
   bool by_dims = false;  ///< v is rows of keys, one a dim (packed_source.h), and not rows of dims
 };

@@ -79,7 +79,7 @@ struct TileSource {
   __device__ void copy_by_blocks(Byte* tile, bool keys, int first, int begin, int end, int thread, Starts&& starts) const {
     if (kBytes == 2 && item.lengths.cached_len - first < kKeys)
       return copy_fresh_rows<kDim, kKeys, kPitch, kThreads>(tile, keys, first, begin, end, thread, starts);
-    if (first >= begin && end - first >= kKeys)  // most tiles: copies need no sizes
+    if (first >= begin && end - first >= kKeys)  // every key of the tile exists, as in most tiles: copies need no sizes
       copy_cached<kBytes, kDim, kKeys, kPitch, kThreads>(tile, keys, thread, starts, [](int) { return 16; });
     else
       copy_cached<kBytes, kDim, kKeys, kPitch, kThreads>(tile, keys, thread, starts,

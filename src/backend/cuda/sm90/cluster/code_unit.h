@@ -77,7 +77,7 @@ struct CodeUnit {
       ptx::load_matrices_transposed(values, unit.values.chunk(lane() % 16, i + lane() / 16));
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const uint2 low = pairs<2>(values[2 * j]), high = pairs<2>(values[2 * j + 1]);  // two keys of a dim, and of the next
+        const uint2 low = pairs<2>(values[2 * j]), high = pairs<2>(values[2 * j + 1]);  // two keys of neighbouring dims
         Weight::multiply(out[2 * (i + j)], weights, low.x, high.x);
         Weight::multiply(out[2 * (i + j) + 1], weights, low.y, high.y);
       }

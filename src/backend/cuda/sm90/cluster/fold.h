@@ -55,7 +55,7 @@ struct Warp {
   static constexpr float kHeadroom = Weight::kDType == DType::f16 ? 1.0f : 8.0f;
 
   typename Products::Words query;
-  float out[kProducts][4] = {};       ///< two dims: high parts, then low parts
+  float out[kProducts][4] = {};       ///< sums of two dims: high parts, then low parts
   float max = -INFINITY, sum = 0.0f;  ///< maximum of row g, and its sum over this thread's keys
 
   __device__ static int lane() { return Products::lane(); }

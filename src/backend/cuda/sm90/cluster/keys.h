@@ -48,7 +48,7 @@ struct KeyCopies {
   const gpu::AttendArgs& a;
   const std::int32_t kv_head;
   const Seen seen;
-  const Byte *keys, *values;  ///< what this lane would copy first of a unit at token 0 of page 0
+  const Byte *keys, *values;  ///< address that the lane copies first in a unit at token 0 of page 0
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int row_bytes(const gpu::RowSource& cache) {

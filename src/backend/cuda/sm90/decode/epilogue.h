@@ -203,7 +203,7 @@ struct Epilogue {
     for (int half = 0; half < kHalves; ++half)
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) state.out[half][i] *= v_scale;
-    if constexpr (Memory::kHeads == 1) {  // two heads a tile: no scales, so this step's rows are in tiles
+    if constexpr (Memory::kHeads == 1) {  // tiles of two heads have no scales, so rows of this step are in tiles
       if (!job.uncached_in_tiles && job.item.lengths.cached_len < job.span.any_end) [[unlikely]]
         UncachedRows<T, Memory>{a, shared, group}.fold(state, job);
     }

@@ -85,7 +85,7 @@ __device__ inline std::int32_t iterations_of_request(const HopperArgs& args, con
   return iterations.of_head(lengths.query_len, lengths.context_len) * a.num_kv_heads;
 }
 
-constexpr std::int32_t kUnsound = -1;  ///< instead of a number of iterations: lengths break a rule, and nothing may be read
+constexpr std::int32_t kUnsound = -1;  ///< number of iterations if lengths break a rule: then nothing may be read
 
 /// First iterations of requests, in shared memory, and the number of all iterations.
 struct Counted {

@@ -59,7 +59,7 @@ struct MergedRow {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = __shfl_sync(~0u, weight_of_mine, first % 32 + i);
-        if (weight == 0.0f) continue;  // what was loaded in the place of a part that does not exist may be anything
+        if (weight == 0.0f) continue;  // values loaded for a part that does not exist may be anything
         sum.x += acc[i].x * weight, sum.y += acc[i].y * weight, sum.z += acc[i].z * weight, sum.w += acc[i].w * weight;
       }
     }

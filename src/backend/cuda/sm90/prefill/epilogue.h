@@ -77,7 +77,7 @@ struct Epilogue {
   template <tile::Output kOutput>
   __device__ void finish_rows(float (&factor)[2], const State& state, const Job& job, const Rows& w) const {
     const float scale = job.out_scale;
-    if (kOutput == tile::Output::own && block.a.sinks.data == nullptr && block.a.lse == nullptr) {  // nothing but sums to look at
+    if (kOutput == tile::Output::own && block.a.sinks.data == nullptr && block.a.lse == nullptr) {  // sums decide alone
 #pragma unroll
       for (int h = 0; h < 2; ++h) factor[h] = state.sum[h] == 0.0f ? 0.0f : ptx::reciprocal_approx(state.sum[h]) * scale;
       return;
@@ -284,7 +284,7 @@ struct Epilogue {
       reads = store_rows(state, job, w, slot, again == 0);
     }
     if (again != 0) {
-      __syncwarp();  // what was stored of these rows is stored again
+      __syncwarp();  // stores of other lanes to these rows come first
       store_exact(item, w, again);
     }
     return reads;

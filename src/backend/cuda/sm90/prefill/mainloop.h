@@ -76,7 +76,7 @@ struct Mainloop {
   template <bool kPlain, int kCount>
   __device__ bool weigh(float (&s)[kCount], Totals& state, const Job& job, const Work& w, int n, float (&rescale)[2],
                         bool& empty) const {
-    float factor = kPlain ? w.factor : 1.0f;  // what finish_scores() leaves to be done
+    float factor = kPlain ? w.factor : 1.0f;  // finish_scores() has scaled the scores unless kPlain
     const bool unmasked = kPlain && w.is_unmasked(n);
     bool first_only[2] = {true, true};
     if (!unmasked) {
@@ -148,7 +148,7 @@ struct Mainloop {
     empty = true;
     weigh<true>(s, totals, job, w, 0, rescale, empty);
     if (job.tiles() > 1) await_keys(ring);
-    Online::add_up(totals.sum, s, block.shared.zero);  // none is above kMostSum: maxima of a first tile are looked at
+    Online::add_up(totals.sum, s, block.shared.zero);  // sums stay below kMostSum: a first tile always sets maxima
     hopper::wgmma_wait<0>();
     hopper::settle(state.out);
     if (open != nullptr) free_values(ring);

@@ -63,7 +63,7 @@ __device__ inline void merge_few_parts(const gpu::AttendArgs& a, const tile::Ite
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
             const float weight = __shfl_sync(~0u, weight_of_mine[i], part + j);
-            if (weight == 0.0f) continue;  // what was stored of an empty part may be anything
+            if (weight == 0.0f) continue;  // values stored for an empty part may be anything
             sum[i].x += acc[j][i].x * weight, sum[i].y += acc[j][i].y * weight;
             sum[i].z += acc[j][i].z * weight, sum[i].w += acc[j][i].w * weight;
           }

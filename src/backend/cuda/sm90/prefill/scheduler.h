@@ -25,7 +25,7 @@ struct Job {
   float k_scale;    ///< scale of cached keys, times the scale of an 8-bit query
   float v_scale;    ///< scale of cached values; where fresh tiles follow, it multiplies what was summed before them
   int scaled_at;    ///< tile before which sums are multiplied by v_scale; -1: none
-  float out_scale;  ///< what is summed of all tiles is multiplied by it
+  float out_scale;  ///< factor of the sum over all tiles
   bool plain;       ///< the softmax scale is all that is done to a dot product, but for k_scale
 
   __device__ int tiles() const { return keys.count(); }
