@@ -19,7 +19,7 @@ MODELS = [
     ("Qwen2.5-0.5B", "heads=14:2 d=64", ""),
     ("Mistral-7B, window 4096", "heads=32:8 d=128", " window=4096"),
 ]
-SCALE = 8  # of the small forms, for machines of two cores
+SCALE = 8  # divisor of the small forms, for machines of two cores
 
 
 def read_csv(path: str) -> "list[tuple[int, int]]":

@@ -37,7 +37,7 @@ from datetime import datetime, timezone
 
 PEERS = ("torch_sdpa", "torch_sdpa_gather", "ort_gqa", "vllm_cpu", "llama_flash")
 ON_CORE = 0.97  # a thread with less CPU time than this share of the wall's was off its core, as in src/bench/clocks.cpp
-TOLERANCE = 0.03  # of the largest output, for bf16 weights and outputs; a wrong mask or layout is far larger
+TOLERANCE = 0.03  # share of the largest output, for bf16 weights and outputs; a wrong mask or layout is far larger
 VLLM_BLOCK = 128
 
 

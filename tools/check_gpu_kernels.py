@@ -43,7 +43,7 @@ MATRIX_INSTRUCTION = {"gfx9": "v_mfma_f32_16x16x16", "gfx1": "v_wmma_f32_16x16x1
 NOT_EMULATED = re.compile(r"^\s+(ds_swizzle\w*|s_getpc_b64|v_permlane\w*|global_load_lds\w*|buffer_load\w*lds|ds_read\w*_tr_\w*|\w*_dpp8\w*|"
                           r"v_\w+_e64_dpp|(?:global|ds|flat)_atomic_(?:pk_)?add_f\w*)|(row_(?:share|newbcast|xmask))", re.MULTILINE)
 AMD_TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1201": 32}  # target -> wave size
-SHARED_LIMIT = 64 * 1024  # of AMD workgroups; nvcc refuses static arrays beyond its own limit
+SHARED_LIMIT = 64 * 1024  # limit of AMD workgroups; nvcc refuses static arrays beyond its own limit
 SKIPPED = 77
 
 
@@ -181,8 +181,8 @@ def check_cuda(text: str, scratch: Path) -> "tuple[list[str], list[str]]":
 
 # --- Hopper: machine code in the objects of a build -------------------------------------------------------------------------------
 
-REGISTERS = 65536  # of an SM, given out to warps
-SYSTEM_SHARED = 1024  # that every block of this architecture has, whatever it asks for
+REGISTERS = 65536  # registers of an SM, given out to warps
+SYSTEM_SHARED = 1024  # bytes that every block of this architecture has, whatever it asks for
 # Bytes a thread may keep in local memory: what it keeps now, which is the least that has been reached but for wide tiles of decode
 # (16 at most, of head_dim 128 alone, before they took slices of requests). Who is not named may keep none.
 LOCAL_BYTES = {"prefill B?[Ff]16 masks (64|128)": 72, "prefill B?[Ff]16 masks (192 128|256|512)": 88,  # the thread that draws items

@@ -40,8 +40,8 @@ class Block:
     language: str
     source: str
     marker: str  # "", "needs", "not run" or "raises"
-    words: str  # what the marker says
-    expected: "str | None"  # of a Python block: the text block behind it
+    words: str  # text of the marker
+    expected: "str | None"  # text block behind a Python block
 
 
 def blocks_of(page: str) -> "list[Block]":

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS = 120  # of a line of prose or a row of a table; beyond it, a diff or an editor beside a page scrolls
+COLUMNS = 120  # width of a line of prose or a row of a table; beyond it, a diff or an editor beside a page scrolls
 MADE = ("reference/contract.md", "reference/confusion.md", "reference/faults.md", "reference/features.md")  # written from the sources' own texts
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGE = re.compile(r"(?<![\w./*-])((?:docs/)?(?:[a-z_]+/)*[a-z0-9_]+\.md)\b")

@@ -17,7 +17,7 @@ DRAWING = Path(__file__).resolve().parent.parent / "docs/assets/diagnose.svg"
 LINE = "q=f16 heads=8:2 d=64 page=16 index=i64 data=tiny reqs=88@43,41@95,1@92"
 FAULT = "query_start_loc_as_int32_in_decode"
 CAPTURE = ["capture", *LINE.split(), "--fault", FAULT, "--fill", "garbage", "-o", "wrong.safetensors"]
-COLUMNS, CHARACTER, ROW = 96, 7.83, 20  # of the terminal; width and height of a character in px, 13 px monospace
+COLUMNS, CHARACTER, ROW = 96, 7.83, 20  # columns of the terminal; width and height of a character in px, 13 px monospace
 FIRST, STEP = 0.8, 0.28  # seconds until the first line of the answer, and from line to line
 STYLE = """
 .back{fill:#f6f8fa;stroke:#d0d7de}.text{fill:#1f2328;font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}

@@ -275,7 +275,7 @@ class TablesOnTheHost(torch.overrides.TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of a tensor, which is kept alive beside its copy
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # copies by id of a tensor, which is kept alive beside its copy
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in self._READ and self.is_element_of_table(*args):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QUIRE_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")  # before NumPy is loaded: workers are processes
+    os.environ.setdefault(variable, "1")  # NumPy reads it when it is loaded; workers are processes
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "fuzz" / "gpu"), str(ROOT / "tools")]
@@ -39,7 +39,7 @@ MASKS = frozenset(["window_right", "chunk", "prefix", "spans", "tree", "q_begin"
 FORMS = ("none", "scalar", "one", "head", "token")
 COLUMNS = ("cells", "lost", "wrong", "refused")
 RANDOM_BATCHES = 3000
-DIMS = (64, 128, 32, 96)  # of cells in turn: all types' blocks and words divide them
+DIMS = (64, 128, 32, 96)  # head_dims of cells by turns: blocks and words of all types divide them
 
 
 def legal_form(dtype: str, form: str) -> bool:

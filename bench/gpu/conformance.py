@@ -196,7 +196,7 @@ def sm90_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: floa
             kv_heads, reqs = pick.choice([1, 2]), [f"1x{pick.randint(1, longest)}@{pick.randrange(4000, 20000)}"]
         if pick.random() < 0.2:
             reqs.append(f"{pick.randint(9, 90)}@{context()}")
-        if pick.random() < 0.1:  # more requests than the row of tiles has entries, few of them with rows
+        if pick.random() < 0.1:  # the row of tiles has fewer entries than requests, of which few have rows
             reqs.append(f"{pick.randint(1020, 1100)}x0@{context()}")
         if pick.random() < 0.25:
             length = context()
@@ -222,7 +222,7 @@ def cluster_lines(count: int, seed: int, caches: "list[str]" = (), eight_bits: f
         most = 1000 if kv_heads == 8 else 3000
         context = lambda: pick.choice([0, 1, 14, 15, 16, 127, 128, pick.randrange(200), pick.randrange(most), most])  # noqa: E731
         reqs = [f"1@{context()}" for _ in range(pick.randint(1, 6))]
-        if pick.random() < 0.2:  # one request of many units a warp
+        if pick.random() < 0.2:  # requests of many units a warp
             kv_heads, reqs = 8, [f"1@{pick.randrange(4000, 20000)}"]
         if pick.random() < 0.15:  # requests without rows
             reqs.insert(pick.randrange(len(reqs) + 1), f"{pick.randint(1, 3)}x0@{context()}")

@@ -33,7 +33,7 @@ from quire.distributed._gather import Gathers
 from quire.distributed._prompt_blocks import pages_of
 
 PAGE = 16  # tokens; also the interleave
-L2_BYTES = 60e6  # of an H200; too small a number would time the cache
+L2_BYTES = 60e6  # bytes of an H200's L2 cache; a smaller number would time the cache
 # name: (query heads, KV heads, requests, context, targets of sharded / one GPU by issue 26 for two H200 or None)
 CASES = {
     "B1 1M": (32, 8, 1, 1 << 20, 0.54),
@@ -48,7 +48,7 @@ PREFILLS = {"prompt 64k": (32, 8, 1, 1 << 16, 0.54), "prompts 4 x 8k": (32, 8, 4
 UNEVEN = {"uneven prompts": (1, 37, 0, 1000, 2049)}
 TOO_LARGE = {"B1 24M": (32, 8, 1, 24 << 20, None)}  # 103 GB of keys and values
 OVERLAPS = (2, 4)  # chunks of heads
-REPLAYS = 4  # of a graph in one timing
+REPLAYS = 4  # replays of a graph in one timing
 ON_CPU = {"CPU B8 4k": (32, 8, 8, 1 << 12, None)}  # asked for by --only
 SMALL = {"B1 1k": (4, 2, 1, 1 << 10, None), "B3 200": (4, 2, 3, 200, None)}
 
@@ -88,7 +88,7 @@ class Timer:
             end.synchronize()
             times.append(begin.elapsed_time(end) / 1e3 / layers / REPLAYS)
             turns[0] = float(time.perf_counter() < deadline or len(times) < 5)
-            dist.broadcast(turns, 0)  # all ranks replay equally often
+            dist.broadcast(turns, 0)  # every rank replays equally often
             if not turns.item():
                 return statistics.median(times)
 
@@ -165,7 +165,7 @@ def _ratio(out, expected) -> float:
     return 1e9 if found.num_nonfinite_mismatches else found.worst_ratio
 
 
-NO_COPIES: list[bool] = []  # not empty: --no-copies
+NO_COPIES: list[bool] = []  # its length is not 0 with --no-copies
 #: Of --self-test: ratios of right rows, and below 0 those of rows in which a fault is planted.
 PLANTED: list[float] = []
 

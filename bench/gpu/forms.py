@@ -34,7 +34,7 @@ FORMS: list[dict[str, str]] = [
 ]  # fmt: skip
 # Largest error over the largest expected value or 1. Rounded weights and outputs of bf16 are off by 2^-8 each, of up to 4.6 (huge_logits.py).
 TOLERANCE = 2 * 2**-8 * 4.6
-MOST_FLOATS = 1 << 25  # of the scores, keys or values of an oracle: 128 MiB
+MOST_FLOATS = 1 << 25  # floats of an oracle's scores, keys or values: 128 MiB
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Data:
     """One batch in f32, with values that the type has, and what it must give. q [tokens, heads, dim]; k, v [requests, keys, KV heads, dim]."""
 
     dtype: torch.dtype
-    stored: torch.dtype  # of the cache
+    stored: torch.dtype  # element type of the cache
     page: int
     query_lens: list[int]
     seq_lens: list[int]
@@ -115,7 +115,7 @@ def strided(x: torch.Tensor, how: str | None) -> torch.Tensor:
     wild = torch.nan if x.is_floating_point() else 1 << 30
     if how in ("step", "columns", "dims"):  # every second of the last axis
         base = torch.full((*x.shape[:-1], 2 * x.shape[-1]), wild, device=x.device, dtype=x.dtype)[..., ::2]
-    elif how == "odd":  # one element behind an address of 16 bytes
+    elif how == "odd":  # data begin one element behind an address of 16 bytes
         base = torch.full((x.numel() + 1,), wild, device=x.device, dtype=x.dtype)[1:].view(x.shape)
     else:  # "rows", "qkv": part of longer rows
         base = torch.full((x.shape[0], x.shape[1] + 5, *x.shape[2:]), wild, device=x.device, dtype=x.dtype)[:, 3 : 3 + x.shape[1]]
@@ -152,7 +152,7 @@ class Call:
         made = torch.Generator(device=device).manual_seed(pick.randrange(1 << 30))
         table = torch.randperm(len(seq) * columns, generator=made, device=device).view(len(seq), columns)
         k, v = (paged(data, x, table, cached) for x in (data.k, data.v))
-        table[torch.arange(columns, device=device)[None] * data.page >= cached[:, None]] = 1 << 30  # no page there
+        table[torch.arange(columns, device=device)[None] * data.page >= cached[:, None]] = 1 << 30  # an entry that names no page
         more: dict[str, Any] = {}
         if "fresh" in form:
             rows = [(r, data.seq_lens[r] - n + i) for r, n in enumerate(data.query_lens) for i in range(n)]

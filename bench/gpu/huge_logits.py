@@ -32,7 +32,7 @@ KEYS, PAGE = 512, 64
 LOG2_SCALES = (-4, 12, 16, 18, 20, 22, 26, 30, 40, 60)
 # Unit roundoff of bf16 is 2^-8: once for a weight, once for an output, of the largest of some 260000 values of N(0,1).
 TOLERANCE = 2 * 2**-8 * 4.6
-DOT_ERROR = 2.0**-17  # of a logit, over its size: f32 sums of up to 576 products, cut off after every 16
+DOT_ERROR = 2.0**-17  # error of a logit over its size: f32 sums of up to 576 products, cut off after every 16
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Role:
     """A kernel's code for one sort of calls: what a call is made of to get there."""
 
     name: str
-    dims: tuple[tuple[int, int], ...] = ((64, 64), (128, 128), (256, 256))  # of K and of V
-    rows: int = KEYS  # of a request, whose keys are these rows and those before; as many keys as KEYS, or as rows
+    dims: tuple[tuple[int, int], ...] = ((64, 64), (128, 128), (256, 256))  # head_dims of K and of V
+    rows: int = KEYS  # rows of a request, whose keys are these rows and those before; as many keys as KEYS, or as rows
     requests: int = 1
     heads: tuple[int, int] = (8, 2)
     layout: str = "nhd"

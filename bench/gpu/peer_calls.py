@@ -224,7 +224,7 @@ def by_hpc_ops(torch: Any, data: Any) -> Ways:
         return call
 
     name = "hpc-ops" + (ROUNDED if p.is_fp8 else "")
-    for page in (64,) if p.is_fp8 else (p.page, 64):  # its fp8 kernel has pages of 64 only
+    for page in (64,) if p.is_fp8 else (p.page, 64):  # hpc-ops' fp8 kernel has pages of 64 only
         yield f"{name}, page {page}", lambda page=page: make(page)
 
 

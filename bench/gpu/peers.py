@@ -39,11 +39,11 @@ from typing import Any, Callable
 import peer_calls
 
 CASES = Path(__file__).resolve().parent / "peers.txt"
-COPIED_BYTES = 400 << 20  # of K and V that a graph walks over: several times an L2 cache of 50 to 60 MB; less would time the cache
+COPIED_BYTES = 400 << 20  # bytes of K and V that a graph walks over: several L2 caches of 50 to 60 MB; less would time the cache
 MOST_COPIES = 96
 SLOW = 4.0  # a library that takes so many times Quire's time is timed in two rounds
-WRONG = 0.02  # of the largest value of a row: bf16 outputs of kernels that round weights stay under a fifth of it
-WRONG_ROUNDED = 2 * 2**-4  # of callers that round query and weights to e4m3, each by at most 2^-4 of its value; 0.056 was seen on an H100
+WRONG = 0.02  # share of a row's largest value: bf16 outputs of kernels that round weights stay under a fifth of it
+WRONG_ROUNDED = 2 * 2**-4  # bound for callers that round query and weights to e4m3, each by at most 2^-4; 0.056 was seen on an H100
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,9 @@ class Entry:
     replays: list[float] | None = None
     error: float = 0.0
     refused: str = ""
-    joules: float = 0.0  # of a call, by the card's own counter; 0: not asked
+    joules: float = 0.0  # energy of a call by the card's own counter; 0: not asked
     mhz: float = 0.0  # median clock of the SMs meanwhile
-    us_sustained: float = 0.0  # of a call meanwhile: power may lower the clock further than in the replays before
+    us_sustained: float = 0.0  # time of a call meanwhile: power may lower the clock further than in the replays before
 
 
 def first_line(error: BaseException) -> str:

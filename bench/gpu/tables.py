@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
-Cell = Callable[[dict, str], str]  # from a case's results by way, and a column's key
+Cell = Callable[[dict, str], str]  # function of a case's results by way and a column's key
 
 
 def table(rows: list[dict], corner: str, columns: dict[str, str], cell: Cell, *, way: str = "way", by_way: bool = False) -> str:

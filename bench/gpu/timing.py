@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-LAYERS = 8  # of a graph: a replay of one launch would time the launch of the graph
+LAYERS = 8  # layers of a graph: a replay of one launch would time the launch of the graph
 
 
 def replayed(layer: Callable[[int], Any], layers: int = LAYERS) -> Callable[[], float]:
@@ -35,7 +35,7 @@ def replayed(layer: Callable[[int], Any], layers: int = LAYERS) -> Callable[[], 
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / layers
 
-    run.kept = layer  # and with it what the graph writes to
+    run.kept = layer  # the layers own the memory that the graph writes to
     run()
     return run
 

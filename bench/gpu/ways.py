@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from timing import attend_cuda, record
 
 NOTES = "880@430,410@956,792@818,927@865,446@326,57@1007,281@504,1004@382,539@613,1@929"
-COLUMNS = 2560  # of a block table for 40960 tokens in pages of 16, as an engine captures a graph
+COLUMNS = 2560  # columns of a block table for 40960 tokens in pages of 16, as an engine captures a graph
 STEP = 32  # layers of a prepared step
 
 

@@ -18,8 +18,8 @@ from views import Arena, Form
 
 CACHE_TYPES = ("f16", "bf16", *EIGHT_BITS, "nvfp4", "mxfp4")
 LAYOUTS = ("nhd", "hnd", "packed")
-AXES = {"nhd": (0, 1, 2, 3), "hnd": (0, 2, 1, 3)}  # of [pages, page_size, heads, head_dim]
-MOST_KEYS = 9000  # that a batch's oracle looks at; rows of longer requests see none beyond
+AXES = {"nhd": (0, 1, 2, 3), "hnd": (0, 2, 1, 3)}  # axes of [pages, page_size, heads, head_dim]
+MOST_KEYS = 9000  # most keys that a batch's oracle looks at; rows of longer requests see none beyond
 FAMILIES = (("any", 0.42), ("tuned", 0.26), ("masked", 0.12), ("latent", 0.1), ("fp8_query", 0.1))
 FIELDS = ("window", "window_right", "chunk", "prefix", "spans", "tree", "q_begin", "key_begin", "causal", "fresh", "alibi", "sinks", "cap",
           "lse", "padding", "scale", "k_scale", "v_scale", "q_scale", "out_type", "views", "i64", "wild", "huge", "shared_pages")  # fmt: skip
@@ -57,12 +57,12 @@ class Batch:
     tree_lens: list[int]
     prefix_lens: list[int]
     spans: list[list[tuple[int, int]]]
-    options: dict[str, Any]  # of quire.Options, without its tensors
-    given: dict[str, Any]  # which fields are in the call, and how
+    options: dict[str, Any]  # fields of quire.Options that are no tensors
+    given: dict[str, Any]  # fields that are in the call, and their form
     tree: np.ndarray | None = None  # bool [tokens, bits]
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # tensors as bits, in the order of "nhd"
     dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
-    pages: list[np.ndarray] = dataclasses.field(default_factory=list)  # of each request, -1 where none is needed
+    pages: list[np.ndarray] = dataclasses.field(default_factory=list)  # pages of each request; -1 where none is needed
     arena: Arena | None = None
     outputs: Arena | None = None
 
@@ -234,7 +234,7 @@ def place_requests(batch: Batch, random: np.random.Generator) -> None:
     """Positions, caches' lengths, and requests with fewer keys than rows."""
     given, options = batch.given, batch.options
     for r, rows in enumerate(batch.q_lens):
-        context = batch.seq_lens[r]  # until here
+        context = batch.seq_lens[r]  # seq_lens holds the context until it is set below
         batch.causal.append(bool(options["causal"]))
         if given["causal"]:
             batch.causal[r] = chance(random, 0.5)

@@ -19,7 +19,7 @@ from batches import Batch, in_layout
 from elements import bits_type, decode
 from views import View, in_bits
 
-FILL = 0xA5  # of outputs before a call
+FILL = 0xA5  # byte that fills outputs before a call
 OF_CACHE, OF_OPTIONS = ("k_scale", "v_scale", "k_block_scale", "v_block_scale"), ("alibi_slopes", "sinks")
 ELSEWHERE = ("k", "v", *OF_CACHE, *OF_OPTIONS)  # tensors that are not of quire.Batch
 Fault = Callable[[str, dict[str, Any]], None]  # changes the arguments of quire.Batch, KVCache or Options: what a broken kernel would do
@@ -31,7 +31,7 @@ class Result:
 
     kernels: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     wrong: list[str] = dataclasses.field(default_factory=list)
-    refused: list[str] = dataclasses.field(default_factory=list)  # by this backend, of a valid batch
+    refused: list[str] = dataclasses.field(default_factory=list)  # reasons why this backend refused a valid batch
     worst: float = 0.0  # error over tolerance
 
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QUIRE_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")  # before NumPy is loaded: workers are processes
+    os.environ.setdefault(variable, "1")  # NumPy reads it when it is loaded; workers are processes
 
 import workers
 
 MOST_PRINTED = 20  # causes of a kind
-REDUCTION_SECONDS = 60  # for all attempts to leave out fields of one finding
+REDUCTION_SECONDS = 60  # time for all attempts to leave out fields of one finding
 
 
 def one(seed: int, args: argparse.Namespace) -> dict[str, Any]:

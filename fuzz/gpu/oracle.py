@@ -139,7 +139,7 @@ def scores(batch: Batch, view: Seen, r: int, rows: slice, k: np.ndarray) -> tupl
     turned = k.transpose(0, 2, 1)
     found = scale * (flat @ turned).reshape(s.kv_heads, count, group, -1)
     sizes = scale * (np.abs(flat) @ np.abs(turned)).reshape(found.shape)
-    if "q_scale" in arrays:  # one rounding more
+    if "q_scale" in arrays:  # the scaled query is rounded once more
         sizes *= 1 + U / (gamma(s.dim) + SCORE_ROUNDINGS * U)
     cap = o["logits_soft_cap"]
     if cap is not None:

@@ -74,7 +74,7 @@ def say_launched(say_all: Callable[[], int]) -> int:
     seen = profile(activities=[ProfilerActivity.CUDA])
     try:
         seen.start()
-    except RuntimeError:  # no CUPTI here: cells are asked all the same
+    except RuntimeError:  # the machine has no CUPTI: cells are asked all the same
         return say_all()
     code = say_all()
     if code == 0:

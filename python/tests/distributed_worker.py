@@ -88,7 +88,7 @@ def page_size(group, world):
 def throws(group, world):
     """Rank 1 leaves before the exchange, and says nothing."""
     if group.rank == 1:
-        time.sleep(1.5 * LIMIT + 3)  # its process lives on
+        time.sleep(1.5 * LIMIT + 3)  # the rank's process lives on
         raise ValueError("no pages left")
     step(group, world)
 
@@ -159,7 +159,7 @@ def main(transport, scenario):
     # A file for each rank: mpiexec mixes what ranks print at the same time.
     Path(os.environ["RANKS_SAY"], f"{group.rank}.json").write_text(json.dumps(said), encoding="utf-8")
     if "error" in said:
-        os._exit(3)  # of a group that is broken nobody waits for the others
+        os._exit(3)  # ranks of a broken group do not wait for each other
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Numerics:
 
     tile: int = 64
     weights: str = "f32"  # rounded to this type before they meet V
-    normalised: bool = False  # ... after the division by the denominator
+    normalised: bool = False  # weights are rounded after the division by the denominator
     scores: str = "f32"  # every step of a score is stored in this type
     dequantised: bool = False  # cached K and V times their scale become the query's type
     tf32: bool = False  # factors of both products keep 10 bits behind the point

@@ -76,7 +76,7 @@ def test_an_output_that_is_written_in_place(tmp_path, adapter):
     recorded = quire.record(tmp_path, when="always", adapter=adapter)(attend_in_place)
     recorded(*arguments(job), out=out)
     case = quire.read_capture(recorded.recorder.paths[0])
-    assert (case.batch.output == 0.25).all()  # what it held before the call
+    assert (case.batch.output == 0.25).all()  # output holds what it held before the call
     np.testing.assert_array_equal(case.observed, out)
     job.judge(case.observed, window=WINDOW)
 

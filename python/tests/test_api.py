@@ -331,7 +331,7 @@ def test_ledger_end_to_end(job):
     ids = np.array([70, 71, 72])
     batch = batch_of(job, request_ids=ids)
     found = quire.check(batch, cache, ledger=ledger)
-    assert found.total == 3 and found[0].rule == "Q-L01"  # one run of positions a request
+    assert found.total == 3 and found[0].rule == "Q-L01"  # a finding for each request: one run of positions
     for r, (n, table) in enumerate(zip(job.seq_lens, job.block_table)):
         positions = np.arange(n)
         slots = table[positions // 8].astype(np.int64) * 8 + positions % 8

@@ -72,7 +72,7 @@ def test_append_and_attend(kinds, scaled, as_bytes):
     real = [stored(kind, codes, blocks, 1.0 if scale is None else float(scale))
             for kind, codes, blocks, scale in zip(kinds, (k, v), (k_blocks, v_blocks), (k_scale, v_scale), strict=True)]  # fmt: skip
     assert close(query, out, *real)
-    for given, is_real, kind in zip((key, value), real, kinds, strict=True):  # what is stored is near what was given
+    for given, is_real, kind in zip((key, value), real, kinds, strict=True):  # stored rows are near the given ones
         step = {"nvfp4": 0.2, "mxfp4": 0.35, "bfloat16": 2**-8, "float16": 2**-10, "float32": 0}.get(kind, 0.13)
         assert np.abs(is_real - given).max() <= step * np.abs(given).max() + 1e-3
     assert quire.compare(out, None, quire.reference(batch, cache)).ok

@@ -23,7 +23,7 @@ import oracle  # noqa: E402
 import views  # noqa: E402
 import workers  # noqa: E402
 
-MOST_SEEDS, MOST_BATCHES = 900, 25  # until a fault has to be noticed; most are by the first batch that has its field
+MOST_SEEDS, MOST_BATCHES = 900, 25  # a fault has to be noticed within these; most are by the first batch that has their field
 CPU = views.library("cpu")
 
 

@@ -100,7 +100,7 @@ def test_a_broken_table_refuses_every_layer_of_a_prepared_step():
     with pytest.raises(quire.ContractError, match="Q-T03 block_table"):
         quire.synchronize()
     assert all((out == 7.0).all() for out in outs)
-    call.workspace.zero_()  # nobody asks for its record, which the next owner of the memory would hear of
+    call.workspace.zero_()  # zeros erase the call's record, which the next owner of the memory would hear of
 
 
 def test_layers_without_their_preparation_are_heard():
@@ -110,7 +110,7 @@ def test_layers_without_their_preparation_are_heard():
     call.prepare()
     graph.replay()
     quire.synchronize()
-    d.set_lens([100] * REQS)  # and nobody prepares
+    d.set_lens([100] * REQS)  # a new step without prepare()
     graph.replay()
     with pytest.raises(quire.ArgumentError, match="prepare\\(\\) before the layers"):
         quire.synchronize()
@@ -245,7 +245,7 @@ def test_a_length_beyond_its_bound_is_found(longest, rows, text):
     quire.attend(batch, d.cache(), None, plan, workspace)
     with pytest.raises(quire.ArgumentError, match=text):
         quire.attend_status(batch, d.cache(), None, plan, workspace)
-    quire.synchronize()  # it was raised, and is not raised again
+    quire.synchronize()  # the error was raised once and is not raised again
 
 
 def test_a_query_len_beyond_its_bound_is_found_by_the_packed_op():

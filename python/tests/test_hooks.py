@@ -65,7 +65,7 @@ def test_always_records_every_call_as_it_was(tmp_path, lib):
     case = quire.read_capture(recorder.paths[0])
     assert case.batch.query_start_loc.dtype == np.int64 and case.batch.seq_lens.dtype == np.int32
     assert case.cache.layout == "packed" and case.notes["call"] == "1"
-    assert np.isnan(case.batch.output.astype(np.float32)).all()  # what it held before the call
+    assert np.isnan(case.batch.output.astype(np.float32)).all()  # output holds what it held before the call
     np.testing.assert_array_equal(case.observed.view(np.uint16), lib.back(out).view(np.uint16))
     assert quire.compare(case.observed, None, quire.reference(case.batch, case.cache, case.options)).ok
 

@@ -13,7 +13,7 @@ import pytest
 import quire
 
 KEYS, PAGE = 1 << 17, 16
-NEW_ROWS = 1 << 22  # of one append() to a cache of four bits, which takes 4 s of a core
+NEW_ROWS = 1 << 22  # rows of one append() to a cache of four bits, which takes 4 s of a core
 
 # A process in which every call takes seconds. It says when it begins, and what time it was when the call ended.
 PROGRAM = f"""

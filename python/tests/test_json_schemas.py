@@ -99,7 +99,7 @@ def test_captures_of_ranks(capfd, tmp_path):
         paths = write(tmp_path, ranks, parts, result)
         document, schema = printed(capfd, ["diagnose", *paths], code)
         assert schema == "diagnose_ranks" and not errors(document, schema)
-    parts[0][1, :, 2] = parts[0][1, :, 1]  # no fault of ranks: the rank's own batch is diagnosed
+    parts[0][1, :, 2] = parts[0][1, :, 1]  # the fault is in one rank's attention: its own batch is diagnosed
     document, schema = printed(capfd, ["diagnose", *write(tmp_path, ranks, parts, normalised(*parts))], 1)
     assert document["parts"][1]["own"] is not None and not errors(document, schema)
 

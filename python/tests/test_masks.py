@@ -212,7 +212,7 @@ def test_chunks_count_positions_of_the_sequence():
 
 
 def test_a_tree_of_draft_tokens():
-    parents = [-1, 0, 0, 1, -1, 4, 2]  # of the nodes, in the order of the rows
+    parents = [-1, 0, 0, 1, -1, 4, 2]  # parents of the nodes, in the order of the rows
     tree = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -226,7 +226,7 @@ def test_a_tree_of_draft_tokens():
     _expect(batch, out, 0, _dense(batch.query[: len(parents)], keys[0], values[0], np.hstack([context, tree])))
     _expect(batch, out, 1, _dense(batch.query[len(parents) :], keys[1], values[1], _visible(18, 2, 0, 20, True)))
     assert quire.compare(out, batch.lse, quire.reference(batch, cache)).ok
-    bits[: len(parents)] = np.packbits(tree, axis=1)  # from the highest bit
+    bits[: len(parents)] = np.packbits(tree, axis=1)  # packbits begins with the highest bit, tree_mask with the lowest
     with pytest.raises(quire.ContractError, match="Q-V09"):
         quire.attend(batch, cache)
 

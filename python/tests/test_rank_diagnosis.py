@@ -86,7 +86,7 @@ def test_in_16_bits_too(tmp_path, fault):
 def test_the_rank_that_is_missing_is_named(tmp_path, missing):
     ranks = Ranks(make_job(**LENGTHS, dtype="f16"), 4, 4)
     parts = parts_of(ranks)
-    found = diagnose(write(tmp_path, ranks, parts, MERGES["rank_part_missing"](*parts, missing))[::-1])  # any order
+    found = diagnose(write(tmp_path, ranks, parts, MERGES["rank_part_missing"](*parts, missing))[::-1])  # files in reverse order
     assert found.causes == [("result of ranks 0, 1, 2, 3", "rank_part_missing", f"rank {missing}'s part is missing")]
     assert f"cause    rank {missing}'s part is missing: ranks that leave a rank's part out of the merge" in found.text
 

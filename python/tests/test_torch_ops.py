@@ -53,7 +53,7 @@ def test_requests_that_are_not_causal(causal):
     layer = ops.attend(q, k, v, starts, lens, table, causal=flags, window_right=7, workspace=workspace, prepared=True)
     assert torch.equal(layer, out)
     begins = torch.full_like(lens, 3)
-    where = {"q_begin": lens - starts.diff().to(lens.dtype) + 3, "key_begin": begins}  # the same masks, told by positions
+    where = {"q_begin": lens - starts.diff().to(lens.dtype) + 3, "key_begin": begins}  # positions that say the same masks
     assert torch.equal(ops.attend(q, k, v, starts, lens, table, causal=flags, window_right=7, **where), out)
     assert torch.equal(ops.attend(q, k, v, starts, lens, table, causal=None), ops.attend(q, k, v, starts, lens, table))
     with pytest.raises(quire.ArgumentError, match="causal: 'no', expected a bool"):

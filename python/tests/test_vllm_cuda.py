@@ -26,7 +26,7 @@ HEADS, PAGE, REQS, MOST = 64, 32, 10, 1024
 PAGES_PER_REQ = 2 * MOST // PAGE
 OPS = ["chunked_prefill_paged_decode", "context_attention_fwd"]
 STORED = {"auto": "float16", "fp8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-K_SCALE, V_SCALE = 0.5, 0.25  # of fp8 caches; upstream has 1 and caches of zeros
+K_SCALE, V_SCALE = 0.5, 0.25  # scales of fp8 caches; upstream has 1 and caches of zeros
 
 
 def raw(dtype):

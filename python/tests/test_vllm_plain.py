@@ -73,7 +73,7 @@ PLAIN = NOTHING | dict(query=Q, output=OUT, query_start_loc=STARTS, seq_lens=LEN
                        padding="left", max_query_len=4, wait=False, remember=True, part="call", causal=True)  # fmt: skip
 UNIFIED = PLAIN | dict(k=K, v=V, layout="nhd", max_seq_len=60)
 PACKED = PLAIN | dict(k=PACKED_K, v=PACKED_V, layout="packed")
-NEW = dict(key=KEY, value=VALUE, cached_lens="decode")  # one kernel of Quire's finds them
+NEW = dict(key=KEY, value=VALUE, cached_lens="decode")  # cached_lens that a kernel of Quire's computes
 K8, V8 = meta(12, 16, 2, 64, dtype=FP8), meta(12, 16, 2, 64, dtype=FP8)
 PACKED_K8, PACKED_V8 = meta(12, 2, 4, 16, 16, dtype=FP8), meta(12, 2, 64, 16, dtype=FP8)
 FLAGS = meta(3, dtype=torch.bool)
@@ -166,7 +166,7 @@ APPEND = "k v key value slot_mapping layout cache_dtype k_scale v_scale".split()
 def test_append_hands_over_what_it_was_given(monkeypatch, op, layout, caches):
     got = recorded(monkeypatch, lambda: op(KEY, VALUE, *caches, SLOTS, "auto", ONE, ONE), "append_arrays", APPEND)
     assert all(got[name] is given for name, given in zip(APPEND, (*caches, KEY, VALUE, SLOTS)))
-    assert (got["layout"], got["cache_dtype"], got["k_scale"], got["v_scale"]) == (layout, "bf16", None, None)  # no fp8, no scale
+    assert (got["layout"], got["cache_dtype"], got["k_scale"], got["v_scale"]) == (layout, "bf16", None, None)  # a bf16 cache has no scale
 
 
 def test_the_fields_of_a_request_are_the_first_arguments_of_attend_arrays():

@@ -116,7 +116,7 @@ def test_contexted_kv_attention(lib, op, window, kv, dim, per_kv):
     if lib.name == "torch" and window == 2048:
         pytest.skip("the NumPy half of the matrix covers it")
     job, expected = matrix_case(op, dim, per_kv, kv, window)
-    x = 8 if kv != "auto" else None  # as upstream packs fp8, where 16 would be right
+    x = 8 if kv != "auto" else None  # upstream packs fp8 with 8, where 16 would be right
     args, out = args_of(job, lib, op, kv, x=x, sliding_window=window)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -498,7 +498,7 @@ def test_reshape_and_cache_flash(lib, order, per_head):
     job = make_job([7, 1], [9, 3], page=8, dtype="bf16", kv="fp8_e4m3fn")
     scale = np.array([0.5, 2.0], np.float32) if per_head else np.array([0.25], np.float32)
     k, v = job.k.copy(), job.v.copy()
-    if order == "hnd":  # same logical shape, heads before tokens in memory
+    if order == "hnd":  # hnd has the same logical shape, with heads before tokens in memory
         k, v = (np.ascontiguousarray(c.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for c in (k, v))
     expected = job.k.copy()
     expected.reshape(-1, 2, 32)[job.slots] = (job.new_k.astype(np.float32) / scale.reshape(-1, 1)).astype(job.k.dtype)

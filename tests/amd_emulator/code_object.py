@@ -28,7 +28,7 @@ class Kernel:
     shared_bytes: int
     rsrc1: int
     rsrc2: int
-    properties: int  # which user SGPRs the hardware fills
+    properties: int  # bits of the user SGPRs that the hardware fills
     preload: int     # kernel arguments in user SGPRs: dwords in bits 0 to 6, first dword above
 
     @property

@@ -18,7 +18,7 @@ NEEDS_A_MODEL = re.compile(r"v_(s?mfmac?|s?wmmac?)_|v_cvt_\w*(fp8|bf8)")
 CALL, CALL_AND_WAIT, SKIP = 1, 2, 3
 STOPS = {1: "an instruction that nothing can execute", 2: "the program counter left the code", 3: "fault",
          4: "more instructions than the limit"}
-INSTRUCTION_LIMIT = 100_000_000  # of one launch; the largest case takes a tenth
+INSTRUCTION_LIMIT = 100_000_000  # instructions of one launch; the largest case takes a tenth
 
 
 class Step(ctypes.Structure):
@@ -64,7 +64,7 @@ class Emulator:
         self.steps = (Step * self.words)()
         self.executed = (c_uint64 * self.words)()
         self.instructions = 0
-        self._kept = {}   # what the C side points into
+        self._kept = {}   # memory that the C side points into
         self._error = ""
         self._decode = Decode(self._decode_at)
 

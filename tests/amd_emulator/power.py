@@ -12,19 +12,19 @@ from probes import Probes
 from session import Session, findings
 from toolchain import ROOT
 
-CASES = ["SplitKv", "QueryLongerThanTile", "LastPagePartial"]  # of the hazard matrix, the first of each
+CASES = ["SplitKv", "QueryLongerThanTile", "LastPagePartial"]  # hazards whose first case is run
 # RDNA3 keeps the bit under the name that the emulator knows; 16-bit registers are its own and RDNA4's.
 NOT_NEEDED = {("gfx1100", "returning atomics"), ("gfx1100", "16-bit registers"), ("gfx1201", "16-bit registers")}
 
 
 @dataclass
 class Fault:
-    kernel: str  # what its row in kernels() ends in
+    kernel: str  # ending of the kernel's row in kernels()
     text: str
     file: str
     old: str
     new: str
-    target: str = ""  # only targets whose names begin so
+    target: str = ""  # prefix of the targets' names
 
 
 # The value read behind the query is not used: only the page behind the tensor can tell.

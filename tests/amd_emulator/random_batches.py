@@ -20,7 +20,7 @@ from toolchain import ROOT, emulate, parser_of
 
 sys.path.insert(0, str(ROOT / "fuzz" / "gpu"))
 
-MOST_PRODUCTS = 3_000_000  # of a batch: rows x heads x keys x dims
+MOST_PRODUCTS = 3_000_000  # products of a batch: rows x heads x keys x dims
 
 
 def products(batch) -> int:

@@ -49,7 +49,7 @@ def own_instructions(profile, program):
             if name is not None:
                 objects[number] = name
             in_program = objects[number] == program
-        elif line.startswith("cob="):  # only names an object: what follows is the callee of a call
+        elif line.startswith("cob="):  # a name of an object; the lines behind it are the callee of a call
             number, name = re.fullmatch(r"cob=\((\d+)\)(?: (.*))?", line).groups()
             if name is not None:
                 objects[number] = name

@@ -28,7 +28,7 @@ class View:
     tile: int
     splits: int
     mask: Callable = None           # (q_pos [R, 1], k_pos [1, t]) -> bool [R, t]
-    weight_type: type = None        # what a kernel's weights are rounded to before the product with V, none = not at all
+    weight_type: type = None        # type to which weights are rounded before the product with V; none = not at all
 
     def visible(self, q_pos, k_pos):
         if self.mask is not None:

@@ -29,7 +29,7 @@ GEOMETRIES = [
     ("sinks", 8, 4, 96, 11, "hnd", ("f16", "f32"), ("same",), {"sinks": 1}, (500000.0, "neox")),
     ("starcoder-mqa", 8, 1, 128, 48, "nhd", ("f16", "f32"), ("same",), {"window": (0, 300)}, (10000.0, "neox")),
 ]
-ELEMENTS = 1_600_000    # of K and V each, of a capture at most
+ELEMENTS = 1_600_000    # most elements of K, and of V, in a capture
 
 
 @dataclass

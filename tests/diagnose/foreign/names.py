@@ -8,7 +8,7 @@ explains all that is wrong (`explained` at least ALL): then its parameters make 
 ALL = 0.999
 
 KEY_SETS = {"key_range", "mask", "positions", "shapes", "split"}      # the set of keys that a row sees is all that differs
-PAGES = {"page", "table_row", "page_contents"}               # what stands where a page is read
+PAGES = {"page", "table_row", "page_contents"}               # contents of what is read as a page are all that differs
 GROUPS = {
     "key_range": KEY_SETS, "mask": KEY_SETS, "positions": KEY_SETS, "shapes": KEY_SETS, "page": PAGES, "table_row": PAGES,
     "page_is_anothers": PAGES, "slots_rotated_in_a_page": PAGES, "page_is_stale": PAGES, "two_pages_exchanged": PAGES,
