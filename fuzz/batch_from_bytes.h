@@ -584,7 +584,7 @@ class FuzzBatch {
   DType q_ = DType::f32, kv_ = DType::f32, v_ = DType::f32;  ///< v_: of cached values
   std::array<float, 4> scale_values_{1.0f, 1.0f, 1.0f, 1.0f};
   bool latent_ = false;  ///< V lies in K's rows
-  bool strips_ = true;   ///< the batch beside lists has nothing that goes with no list
+  bool strips_ = true;   ///< fields that cannot go with lists are left out of the batch
   Workshop workshop_;
 };
 

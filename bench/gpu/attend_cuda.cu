@@ -186,7 +186,7 @@ double graph_ms(int calls, Enqueue&& enqueue) {
 double read_ceiling() {
   constexpr std::int64_t kBytes = std::int64_t{4} << 30;
   auto* data = static_cast<uint4*>(allocate(kBytes));
-  must(cudaMemset(data, 0, kBytes));  // initcheck would report every word of it
+  must(cudaMemset(data, 0, kBytes));  // initcheck would report every unwritten word
   auto* sink = static_cast<unsigned*>(allocate(4));
   double best = 0;
   for (const int blocks : {8, 16, 32}) {

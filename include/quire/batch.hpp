@@ -55,7 +55,7 @@ struct Batch {
   Tensor slot_mapping{};     ///< optional [num_tokens]; slot of each new token, negative = skip; used by append and check
   Tensor lse{};              ///< optional [num_tokens, num_q_heads] f32, written; natural log; -inf if no key is visible
   Tensor request_ids{};      ///< optional [num_reqs]; stable ids that the slot ledger knows; absent = 0 .. num_reqs-1
-  Padding padding = Padding::refused;  ///< whether there may be padding rows, and what becomes of them
+  Padding padding = Padding::refused;  ///< permission for padding rows, and their fate
   Tensor q_scale{};  ///< optional f32 scalar, [1] or [num_kv_heads]; for an fp8_e4m3fn query: real value = stored value * scale;
                      ///< query head h has the scale of its KV head; absent = 1; finite and > 0
   Tensor output_scale{};  ///< f32 scalar or [1]; for an fp8_e4m3fn output: stored = round to nearest even of real value / scale,

@@ -91,7 +91,7 @@ std::string_view name(BenchClock clock) noexcept;
 struct BenchResult {
   BenchVariant variant;
   BenchStatus status = BenchStatus::unverified;
-  std::string reason;  ///< why it was refused, or what is wrong
+  std::string reason;  ///< reason of a refusal, or the error
   std::string kernel;  ///< kernel that served the case
   std::string plan;    ///< to_string(plan)
   Interval seconds;    ///< time of one attend()

@@ -61,7 +61,7 @@ struct SharedPrefixes {
   double plain_bytes = 0;                      ///< bytes of K and V if every tile of rows reads its own
   double saved_bytes = 0;                      ///< bytes of K and V that runs save
   double added_bytes = 0;                      ///< bytes of partial results written and read, and the cost of calls in bytes
-  std::string reason;                          ///< why there are runs, or none, in a sentence
+  std::string reason;                          ///< reason for the runs, or for their absence, in a sentence
   bool shares() const noexcept { return !levels.empty(); }
 };
 

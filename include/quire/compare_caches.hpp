@@ -31,13 +31,13 @@ enum class RowFate : std::int32_t {
   reordered,  ///< row lies where another order of tokens and heads in a page puts it
   changed,    ///< row is nowhere in B; another row is in its place
   no_place,   ///< nowhere in B, which has no such request, position, head or page
-  ambiguous,  ///< a row that stands at several places, as rows of zeros do: nothing can be said of where it went
+  ambiguous,  ///< row stands at several places, as rows of zeros do: its way is unknown
 };
 std::string_view name(RowFate fate) noexcept;  ///< "identical", ...
 
 /// A run of positions [first, last] and heads [first_head, last_head] (the model's numbers) that fared alike.
 struct CachePart {
-  std::vector<std::int64_t> requests;  ///< ids; several if all of them fared alike
+  std::vector<std::int64_t> requests;  ///< ids of requests that fared alike
   std::int64_t first_head = 0, last_head = 0;
   bool k = false, v = false;
   std::int64_t first = 0, last = 0;  ///< last = -1: to the end of each request

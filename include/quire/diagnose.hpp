@@ -214,7 +214,7 @@ struct Suspicion {
   bool likely = false;      ///< explains nearly all of the error and some number, breaks no right row, claims nothing unprovable
   bool combined = false;    ///< suspect is two faults at once, found greedily: the second on top of the first
   Standing standing = Standing::open;
-  std::string refutation;  ///< why it is not the cause, with numbers; empty if `standing` is open
+  std::string refutation;  ///< reason why the suspect is not the cause, with numbers; empty if `standing` is open
 };
 
 /// Suspects of one separate set of wrong cells.

@@ -47,7 +47,7 @@ class Search {
   }
 
   struct Found {
-    double left = 0;  ///< squared distance to what was observed
+    double left = 0;  ///< squared distance to the observed rows
     std::int64_t column = 0, page = 0;
   };
 

@@ -24,11 +24,11 @@ struct ThreadScratch {
   std::int64_t acc = 0;      ///< [score_rows][padded_v_dim], this segment
   std::int64_t total = 0;    ///< [score_rows][padded_v_dim], segments folded so far
   std::int64_t staging = 0;  ///< [16][wider of the two], rows as converted, on their way into a panel
-  std::int64_t k_panel = 0;  ///< [tile_kv x wider], src/backend/cpu/panels.h; K needs [tile_kv x padded_dim], but rows of V pass
-  std::int64_t v_panel = 0;  ///< through it, too, as rows of K through v_panel
+  std::int64_t k_panel = 0;  ///< [tile_kv x wider] (src/backend/cpu/panels.h): rows of V pass through k_panel, too
+  std::int64_t v_panel = 0;  ///< [tile_kv x wider]: rows of K pass through v_panel, too
   std::int64_t scores = 0;   ///< [score_rows][tile_kv]
   std::int64_t states = 0;   ///< [score_rows] x 4: max and sum of this segment, then of the total
-  std::int64_t floats = 0;   ///< size of all of it
+  std::int64_t floats = 0;   ///< size of the scratch memory
 };
 
 inline ThreadScratch thread_scratch(const Plan& plan) {
@@ -59,7 +59,7 @@ inline std::int64_t amx_padded_rows(std::int64_t rows) { return (rows + 31) / 32
 struct AmxScratch {
   std::int64_t query = 0;        ///< [rows][dim] bf16
   std::int64_t query_panel = 0;  ///< [dim / 2][16] pairs of bf16
-  std::int64_t k_staged = 0;     ///< [tile_kv][dim] bf16; likewise v_staged
+  std::int64_t k_staged = 0;     ///< [tile_kv][dim] bf16, as v_staged
   std::int64_t v_staged = 0;
   std::int64_t k_panel = 0;     ///< [tile_kv / 16][dim / 2][16] pairs of bf16
   std::int64_t v_panel = 0;     ///< [tile_kv / 32][dim / 16][16][16] pairs of bf16
@@ -71,7 +71,7 @@ struct AmxScratch {
   std::int64_t weights = 0;     ///< [3][32][tile_kv] bf16
   std::int64_t factors = 0;     ///< [2][tile_kv] f32
   std::int64_t states = 0;      ///< [rows] x 4 f32: max and sum of this segment, then of the total
-  std::int64_t bytes = 0;       ///< size of all of it
+  std::int64_t bytes = 0;       ///< size of the scratch memory
 };
 
 inline AmxScratch amx_scratch(const Plan& plan) {

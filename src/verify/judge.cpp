@@ -422,7 +422,7 @@ void Judge::judge_slices(const std::string& check, std::int64_t chunk) {
   Written w = call(one_by_one, Spread::contiguous);
   const std::string what = chunk > 0 ? formatted("requests in chunks of {}", chunk) : std::string("requests one by one");
   if (!w.status.ok()) return report(check, CheckState::fail, what + ": the call failed: " + w.status.message());
-  if (target_.invariant && whole.status.ok()) {  // equal bits may be equally wrong: judge the values, too
+  if (target_.invariant && whole.status.ok()) {  // equal bits may be equally wrong, so values are judged, too
     Judge values(target_, p_, {"values", "lse"});
     values.judge_values(whole, "values", "lse");
     if (const CheckResult* const failed = failed_check(values.results_))

@@ -217,7 +217,7 @@ TEST(Verdicts, AFailureComesFirstAndLast) {
 TEST(Verdicts, SayWhatTheyCouldNotHaveSeen) {
   VerifyOptions options = line_only("q=f16 heads=4:2 d=8 page=4 reqs=9@7,1@12 window=5 seed=1");
   options.lines.emplace_back("q=f16 heads=8:1 d=16 page=4 layout=hnd reqs=3@70 kscale=head seed=1");
-  options.lines.emplace_back("q=f32 heads=2 d=300 page=4 reqs=500 seed=1");  // refused: no part of it
+  options.lines.emplace_back("q=f32 heads=2 d=300 page=4 reqs=500 seed=1");  // the target refuses this line
   Target t = cpu();
   t.attend = [served = t.attend](const Case& c, std::string& kernel) {
     return c.batch.query.dtype == DType::f32 ? Status(Code::unsupported, "f32") : served(c, kernel);

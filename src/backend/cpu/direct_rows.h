@@ -110,7 +110,7 @@ class LineWalk {
   const std::uint8_t* runs_[kMaxTileKv];
   std::int64_t counts_[kMaxTileKv];
   std::int64_t num_runs_ = 0, shortest_ = 0, row_stride_ = 0, lines_ = 1;
-  std::int64_t steps_ = 0, keys_ = 1, credit_ = 0;  // steps_ of them are spread over keys_ calls
+  std::int64_t steps_ = 0, keys_ = 1, credit_ = 0;  // prefetches: steps_ are spread over keys_ calls
   std::int64_t row_ = 0, line_ = 0;
 };
 

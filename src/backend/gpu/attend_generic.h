@@ -36,7 +36,7 @@ QUIRE_DEVICE void score_tile(const GenericArgs& a, const GenericItem& item, cons
           {a.query, block.query_at, 0, item.num_rows, first_dim, dims, a.head_dim, 1.0f, block.query, kDimPitch});
     stage_tile(a, item, {a.cache_k, a.key, a.head_dim, block.key_at, k_scale, &GenericArgs::k_blocks}, keys, block, first_dim,
                dims);
-    block_barrier();  // query and keys are there
+    block_barrier();  // query and keys are visible
     dots.add(block, item, keys, dims);
   }
   dots.store(block);
@@ -54,7 +54,7 @@ QUIRE_DEVICE void weigh_tile(const GenericArgs& a, const GenericItem& item, cons
     if (b > 0) block_barrier();  // the block of dims before is used up
     stage_tile(a, item, {a.cache_v, a.value, a.v_head_dim, block.value_at, v_scale, &GenericArgs::v_blocks}, keys, block, from,
                dims_from(a.v_head_dim, from));
-    block_barrier();  // weights and values are there
+    block_barrier();  // weights and values are visible
     if (b == 0) {
       add_values(block, acc.sum[0], keys.of_tree);
     } else {
@@ -86,7 +86,7 @@ QUIRE_DEVICE void attend_keys(const GenericArgs& a, const GenericItem& item, con
     row.max = state.max;
     row.sum = state.sum;
   }
-  block_barrier();  // the states are there
+  block_barrier();  // states are visible
 }
 
 QUIRE_DEVICE void attend_item(const GenericArgs& a, const GenericItem& item, const GenericBlock& block) {
@@ -131,7 +131,7 @@ QUIRE_DEVICE void attend_generic(const GenericArgs& a, SharedArea shared) {
       *block.next_item = draw_item(a, num_items);
       if (*block.next_item < num_items) describe_keys(a, *block.next_item, block);
     }
-    block_barrier();  // the item's number is there; rows of the item before are used up
+    block_barrier();  // the item's number is visible, and no thread reads rows of the previous item
     const std::int32_t index = *block.next_item;
     if (index >= num_items) return;
     attend_item(a, item_at(a, index), block);

@@ -21,7 +21,7 @@ struct CachedLensArgs {
 };
 
 inline std::int64_t cached_lens_blocks(const CachedLensArgs& a) {
-  constexpr std::int64_t kMost = 128;  // blocks stride over what is left
+  constexpr std::int64_t kMost = 128;  // blocks stride over more requests
   const std::int64_t blocks = (a.num_reqs + kCachedLensThreads - 1) / kCachedLensThreads;
   return blocks < kMost ? blocks : kMost;
 }

@@ -18,7 +18,7 @@ struct ScoreRow {
   float slope = 0.0f;
   std::int32_t first_key = 0, end_key = 0;  ///< the row sees keys [first_key, end_key), beside a prefix and a tree
   std::int32_t prefix_end = 0;              ///< the row sees keys [0, prefix_end) of a prefix
-  std::int32_t begin = 0, end = 0;          ///< keys of the tile at hand that it sees; neither decreases from row to row
+  std::int32_t begin = 0, end = 0;          ///< keys of the current tile that the row sees; neither decreases from row to row
   float correction = 1.0f;                  ///< rescale factor of sums from before the present tile
   float max = 0.0f, sum = 0.0f;             ///< softmax state at the end of the item
 };

@@ -21,7 +21,7 @@ constexpr int kAppendDims = 8;  ///< dims that a thread moves at once
 constexpr int kMergeThreads = 256;
 constexpr int kMergeLanes = 16;  ///< threads that share a row
 constexpr int kContentThreads = 256;
-constexpr int kContentColumns = 16;  ///< pages that one block looks at before it takes others
+constexpr int kContentColumns = 16;  ///< pages of a row of the table that one block looks at together
 
 /// Blocks stride over what is left: more of them than fill a device gain nothing.
 inline std::int64_t blocks_for(std::int64_t pieces, std::int64_t most) { return pieces < 1 ? 1 : pieces < most ? pieces : most; }

@@ -126,7 +126,7 @@ QUIRE_DEVICE bool is_last_part(const AttendArgs& a, const GenericItem& item, std
     const std::int64_t counter = static_cast<std::int64_t>(item.slice.merge) * a.num_kv_heads + item.kv_head;
     *is_last = count_part(a.work.parts_done + counter, item.slice.num_parts) ? 1 : 0;
   }
-  block_barrier();  // the answer is there
+  block_barrier();  // is_last is visible
   const bool last = *is_last != 0;
   device_fence();  // loads of other parts stay behind this fence
   return last;

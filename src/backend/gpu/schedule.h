@@ -83,8 +83,8 @@ struct ScheduleBlock {
   BlockScan<Tried, kScheduleThreads> tried;
   BlockScan<Tiles, kScheduleThreads> tiles;
   BlockScan<ListEntries, kScheduleThreads> entries;
-  std::int32_t* tile_begin;   ///< [kScheduleThreads] of each request at hand, its first tile
-  std::int32_t* slice_begin;  ///< [kScheduleThreads] of each tile at hand, its first slice
+  std::int32_t* tile_begin;   ///< [kScheduleThreads] first tile of each current request
+  std::int32_t* slice_begin;  ///< [kScheduleThreads] first slice of each current tile
   WorkSlice* slice;           ///< [kScheduleThreads] what its slices have in common; key_begin and key_end are the tile's
   std::int32_t* part_keys;    ///< [kScheduleThreads] keys from cut to cut
 
@@ -230,7 +230,7 @@ QUIRE_DEVICE void deal_tiles(const AttendArgs& a, ScheduleBlock& block, std::int
     block.slice_begin[thread_index()] = static_cast<std::int32_t>(before.slices.value);
     block.slice[thread_index()] = whole_slice(a, req, tile, count, done.entries + before, done.tiles + thread_index());
     block.part_keys[thread_index()] = cuts.keys;
-    block_barrier();  // the tiles at hand are described
+    block_barrier();  // tiles of the current requests are described
     const ListEntries all = block.entries.total();
     write_slices(a, block, done.entries, all);
     done.entries = done.entries + all;

@@ -143,7 +143,7 @@ class TileWork {
 template <int kVectors, PlainKind kKind, class T>
 void weigh_amid_products(PlainBlock<T>& block, TileWork<T>& work) {
   constexpr int kChunks = kTileKeys / kChunkKeys, kSums = kChunks * kParts;
-  constexpr int kSumRows = kSums / kVectors;  // rows beside the sums of 32 dims
+  constexpr int kSumRows = kSums / kVectors;  // rows that are weighed beside the sums of 32 dims
   for (std::int64_t d = 0; d < kVectors; ++d) {
     work.begin_sums(d * kVectorDims);
     unroll<kSumRows>([&](auto i) __attribute__((always_inline)) {

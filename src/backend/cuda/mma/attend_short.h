@@ -47,7 +47,7 @@ struct Short {
       Loop loop;
       Results results;
     };
-    Item items[2];  ///< the one at hand and the next
+    Item items[2];  ///< current item, and the next
     ScoreRow score_rows[kRows];
     Segment segment;
   };
@@ -211,7 +211,7 @@ struct Short {
     int stage = 0;
     for (int tile = first; tile < end; tile += kWarps) {
       ptx::wait_copies<kStages - 2>();
-      __syncwarp();  // the tile is there for the warp, and the stage of the tile before it is free
+      __syncwarp();  // the tile is visible to the warp, and the stage of the tile before is free
       const int ahead = tile + (kStages - 1) * kWarps;
       load_stage(stage == 0 ? kStages - 1 : stage - 1, ahead, next);
       next = look_up(ahead + kWarps);

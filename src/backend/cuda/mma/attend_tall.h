@@ -28,7 +28,7 @@ enum class Weights {
 /// once.
 enum class Pass {
   plain,    ///< scores are scaled dot products
-  scored,   ///< soft caps and ALiBi, too
+  scored,   ///< scores may have soft caps and ALiBi
   careful,  ///< the abilities of scored; infinities and NaN among the values are kept from rows that do not see them
 };
 
@@ -63,7 +63,7 @@ struct Tall {
       RowAddress rows[2 * kThreads];
       BlockStarts blocks[2 * kThreads];
     };
-    Item items[2];  ///< the one at hand and the next
+    Item items[2];  ///< current item, and the next
     ScoreRow score_rows[kRows];
     Segment segment;
   };
@@ -165,7 +165,7 @@ struct Tall {
   }
   __device__ void convert_keys() const {
     convert_tile<T, kDim, kKeys, kThreads>(shared.k, shared.codes.k, a.cache_k.dtype == DType::fp8_e4m3fn, threadIdx.x);
-    __syncthreads();  // the keys are there for all; nobody reads their codes any more
+    __syncthreads();  // keys are visible to all threads, and no thread reads their codes any more
   }
   __device__ void convert_values() const {
     if constexpr (kConvert) {
@@ -228,7 +228,7 @@ struct Tall {
     for (int first = begin;; first += kKeys) {  // first + kKeys may be beyond an int
       const bool more = end - first > kKeys;
       ptx::wait_copies<0>();
-      __syncthreads();  // the keys are there for all; nobody reads the values of the tile before any more
+      __syncthreads();  // keys are visible to all threads, and no thread reads the previous values any more
       load_values(first, blocks);
       const int to_next = window(blocks) - place_in_window(first, blocks);
       if ((first == begin || to_next == window(blocks)) && end - first > to_next) look_up(first + to_next, blocks);
@@ -242,7 +242,7 @@ struct Tall {
           ptx::wait_copies<1>();
         else
           ptx::wait_copies<0>();
-        __syncthreads();  // the values are there for all; nobody reads the keys any more
+        __syncthreads();  // values are visible to all threads, and no thread reads the keys any more
         if (!kConvert && more) load_keys(first + kKeys, blocks);
         convert_values();
         patch(first);

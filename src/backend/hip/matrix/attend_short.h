@@ -89,7 +89,7 @@ struct Short {
     if constexpr (!kKeysAhead) fetch_keys(tile, segment, first);
     tile.convert(segment.type);
     tile.store_keys(keys(), lane_index<Gpu>());
-    gpu::wave_barrier();  // K is there
+    gpu::wave_barrier();  // K is visible
     Values staged;
     const ValueForm form = value_form(whole_rows, packed, first_fresh_key(item, segment, first, kShortKeys), kShortKeys);
     fetch_values(staged, segment, form, first);
@@ -99,7 +99,7 @@ struct Short {
     staged.convert(segment.type);
     staged.store_values(values(), form, lane_index<Gpu>());
     publish(next);
-    gpu::wave_barrier();  // V is there, and the addresses of the next tile
+    gpu::wave_barrier();  // V and the addresses of the next tile are visible
     if constexpr (kKeysAhead) fetch_keys(tile, segment, first + kStep);
     finish_scores<Gpu>(s, a, segment, rows, row, first);
     fold_weights<Gpu, T>(s, sums);
@@ -127,7 +127,7 @@ struct Short {
     Keys tile;
     RowAddresses found = look_up(a, item, segment, begin + lane_row());
     publish(found);
-    gpu::wave_barrier();  // the first addresses are there
+    gpu::wave_barrier();  // the first addresses are visible
     if constexpr (kKeysAhead) fetch_keys(tile, segment, begin);
     found = look_up(a, item, segment, begin + kStep + lane_row());
     QUIRE_NO_UNROLL
@@ -150,7 +150,7 @@ struct Short {
     QUIRE_NO_UNROLL
     for (int p = 0; p < kKeyParts; ++p) {
       if (p == key_part) add_share(sums, weight, p == 0);
-      gpu::block_barrier();  // the share is there
+      gpu::block_barrier();  // the share is visible
     }
     return state;
   }

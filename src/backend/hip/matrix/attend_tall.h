@@ -118,7 +118,7 @@ struct Tall {
         shared.rows[gpu::thread_here()] = found.k;
         shared.rows[kKeys + gpu::thread_here()] = found.v;
       }
-      gpu::block_barrier();  // the tile is there, and the addresses of the next
+      gpu::block_barrier();  // the tile and the addresses of the next are visible
       fetch_tile(tile, segment, first + kKeys);
       if (gpu::thread_here() < kKeys) found = look_up(a, item, segment, first + 2 * kKeys + gpu::thread_here());
       if (first >= begin) fold_tile(sums, query, segment, first, careful);
@@ -137,7 +137,7 @@ struct Tall {
       QUIRE_UNROLL
       for (int i = 0; i < Gpu::kSums; ++i) *reinterpret_cast<Dims*>(mine + dim_of(group, i)) = encode_dims<T>(sums, i, factor);
     }
-    gpu::wave_barrier();  // the rows are there
+    gpu::wave_barrier();  // the rows are visible
     const int d = lane_row() * (kDim / kChunks) + part * kOut;
     QUIRE_NO_UNROLL
     for (int r = group; r < rows.end - rows.first; r += Gpu::kWave / kBlockRows) {

@@ -38,7 +38,7 @@ QUIRE_DEVICE void for_each_item(const gpu::AttendArgs& args, Signals* signals, A
     const gpu::AttendArgs& a = gpu::args_here(args);
     // The item before has had barriers since its number was read.
     if (gpu::thread_here() == 0) signals->next_item = gpu::draw_item(a, num_items);
-    gpu::block_barrier();  // the item's number is there; shared memory of the item before is used up
+    gpu::block_barrier();  // the item's number is visible, and no thread reads the previous item's shared memory
     const std::int32_t index = gpu::wave_uniform(signals->next_item);
     if (index >= num_items) return;
     const gpu::GenericItem item = uniform_item(a, index);

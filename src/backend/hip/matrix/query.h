@@ -36,7 +36,7 @@ template <class Gpu, int kDim>
 QUIRE_DEVICE auto load_query(const gpu::AttendArgs& a, const LaneRow& row, std::uint16_t* memory) {
   std::uint16_t* mine = memory + lane_row() * kPitch<kDim>;
   stage_query<Gpu, kDim>(a, row, mine);
-  gpu::wave_barrier();  // the rows are there
+  gpu::wave_barrier();  // the rows are visible
   const QueryInShared<Gpu, kDim> shared{mine + Gpu::run_begin(lane_group<Gpu>())};
   if constexpr (kQueryInShared<Gpu, kDim>) {
     return shared;

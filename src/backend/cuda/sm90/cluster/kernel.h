@@ -65,7 +65,7 @@ __device__ inline void fold_units(Warp<Products>& rows, typename Products::Unit 
       ptx::wait_copies<kFirst - 1>();
     else
       ptx::wait_copies<kStages - 1>();
-    __syncwarp();  // copies of all lanes are there
+    __syncwarp();  // copies of all lanes are visible
     rows.fold(units[stage], first, copies.seen, logits);
     __syncwarp();  // the unit is used up
     if (fills) {
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(const __grid_const
                        query_row<Products>(a, kv_head, exists ? request.first_token : 0));
   rows.keep(shared.of_warp[warp].out, shared.states[warp]);
   __syncthreads();
-  if (blocks > 1) hopper::wait_at_cluster();  // the barriers of all blocks are there
+  if (blocks > 1) hopper::wait_at_cluster();  // the mbarriers of all blocks are initialised
   if (exists) merge.run();
-  wait_for_dependencies();  // the stream goes on when this kernel and all ahead of it are done
+  wait_for_dependencies();  // the stream may go on only when this kernel and those ahead have ended
 #endif
 }
 

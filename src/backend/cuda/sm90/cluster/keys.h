@@ -31,7 +31,7 @@ struct PlaceWalk {
     const std::int32_t column = page_shift >= 0 ? position >> page_shift : position / a.page_size;
     if (column >= a.block_table.columns) return {};
     const std::int32_t page = static_cast<const std::int32_t*>(a.block_table.data)[req * a.block_table.row_stride + column];
-    return {page < a.num_pages ? page : -1, position - column * a.page_size};  // A negative entry is no page, too.
+    return {page < a.num_pages ? page : -1, position - column * a.page_size};  // A negative entry is no page.
   }
   __device__ static Place of_unit(const Place& looked_up, int unit) {
     return {__shfl_sync(~0u, looked_up.page, unit % 32), __shfl_sync(~0u, looked_up.token, unit % 32)};

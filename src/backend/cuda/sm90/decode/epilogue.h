@@ -104,7 +104,7 @@ struct Epilogue {
   }
   template <tile::Output kOutput>
   __device__ void end_rows(const Job& job) const {
-    group.sync();  // states are there
+    group.sync();  // states of all warps are visible
     const int row = group.thread();
     if (row < group.num_rows(job)) {
       const tile::OutputRow end =

@@ -57,7 +57,7 @@ struct Memory {
   static constexpr int kConsumerRegisters = kRegisters + (kRegisters - kProducerRegisters) / kGroups / 8 * 8;
   static constexpr int kQueryBytes = 128;         ///< bytes of 64 dims of a query row
   static constexpr int kWeightBytes = 4 * kRows;  ///< bytes of a key's weights: high parts, then low parts
-  static constexpr int kJobs = 2;                 ///< the piece at hand, and the next
+  static constexpr int kJobs = 2;                 ///< current piece, and the next
   static constexpr int kOthers = kGroups > 1 ? kGroups - 1 : 1;
   static constexpr int kEnds = kByRows ? kGroups : 1;          ///< warpgroups that finish rows
   static constexpr int kArrivals = kByRows ? 4 * kGroups : 4;  ///< arrivals that free a stage, however many warps use it

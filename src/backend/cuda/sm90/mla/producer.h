@@ -21,7 +21,7 @@ struct Producer {
   static constexpr int kRuns = 2;
   struct Tokens {
     int token[kRuns], page[kRuns];  ///< token within a page, and page of the cache
-    bool mine[kRuns];               ///< a row sees one of them
+    bool mine[kRuns];               ///< a row sees a token of the run
     std::uint32_t count;            ///< number of tokens that all lanes copy
   };
   /// Pages of the lane's tokens.
