@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of the stable codes, exceptions as statuses, and the end of a process that takes a value where there is none.
+// Names of the stable codes, and exceptions as statuses. value() of a failed Result prints its message and aborts.
 #include "quire/status.hpp"
 
 #include <cstdio>

@@ -63,7 +63,7 @@ Result<std::uint64_t> parse_header_length(std::span<const std::byte> prefix, std
 /// Parses and checks the JSON of a file whose data part has `data_size` bytes: types, sizes, and that the tensors cover the
 /// data part exactly, without overlap or hole.
 Result<Header> parse_header(std::string_view json, std::uint64_t data_size);
-/// Data bytes that the tensors of a header reach to, whatever else is wrong with it.
+/// Smallest data size that holds every tensor the header declares. Checks nothing else.
 Result<std::uint64_t> announced_bytes(std::string_view json);
 /// Length prefix and JSON, padded with blanks to a multiple of 8 bytes. Fails if a text is not UTF-8, or if
 /// parse_header() would refuse the metadata.

@@ -146,7 +146,7 @@ Result<Supported> Supported::learn(const Supports& supports, const AskedTypes& a
 std::optional<ProblemLine> Supported::changed(const Entry& entry, bool may_drop_options, std::size_t attempt) const {
   ProblemLine line = entry.line;
   Problem& p = line.problem;
-  // Each attempt takes another combination of second and third choices.
+  // `attempt` counts in mixed radix: 4 types x 3 layouts x 2 head_dims x 2 page sizes, then scale forms.
   const std::size_t type = attempt % 4, layout = attempt / 4 % 3, dim = attempt / 12 % 2, page = attempt / 24 % 2;
   const std::size_t form = attempt / 48 + turn_;
   std::vector<TypePair> types = types_;

@@ -86,7 +86,8 @@ struct Api {
 #undef QUIRE_HIP_MEMBER
 };
 
-/// The runtime of this process, opened at the first call; `unsupported` with what is missing, at every call alike.
+/// Opens the runtime of this process once. If that fails, this and every later call return `unsupported`, which names the missing
+/// library or symbol.
 /// QUIRE_HIP_LIBRARY, if set, names the library; else the one that the process has loaded already (torch brings its own), or the
 /// one that the loader finds.
 Result<const Api*> api();

@@ -16,8 +16,8 @@ struct Loops {
   std::string_view name;
   /// Reads `bytes` bytes from `data` on, front to back.
   std::uint64_t (*read)(const std::byte* data, std::int64_t bytes);
-  /// Reads `num_runs` runs of `run_bytes` that start at `runs[i]`: eight in lockstep, line by line, while the next eight are
-  /// prefetched to L2. The way in which a paged cache in random page order is read fastest.
+  /// Reads `num_runs` runs of `run_bytes` that start at `runs[i]`. Eight runs are read by turns, a cache line each, while the
+  /// next eight are prefetched to L2: no other loop read a paged cache in random page order faster.
   std::uint64_t (*gather)(const std::byte* const* runs, std::int64_t num_runs, std::int64_t run_bytes);
   /// `count` rounds of independent f32 multiply-adds.
   float (*fma)(std::int64_t count);

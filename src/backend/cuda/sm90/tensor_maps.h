@@ -8,12 +8,12 @@ namespace quire::cuda::sm90 {
 
 /// The caches are packed: dims of a key lie in chunks of 16 bytes, tokens of a value side by side.
 bool is_packed(const gpu::AttendArgs& args);
-/// The caches can be read by boxes.
+/// TMA boxes can read the caches.
 bool takes_boxes(const gpu::AttendArgs& args);
-/// Whether there are rows, and all that prefill reads can be read by boxes. (The driver refuses a tensor map of no rows.)
+/// TMA boxes can read query, key and value, too (prefill/). False without rows: the driver refuses a tensor map of no rows.
 bool takes_prefill_boxes(const gpu::AttendArgs& args);
 
-/// Keys of a latent cache can be read by boxes, and query rows 16 bytes at a time (mla/).
+/// TMA boxes can read keys of a latent cache, and 16-byte loads its query rows (mla/).
 bool takes_latent_boxes(const gpu::AttendArgs& args);
 
 /// False if the driver refuses what the functions above accepted.
