@@ -17,9 +17,6 @@
 
 namespace quire::plan_detail {
 
-struct BodyCosts;
-struct ShapedMask;
-
 /// Properties of a CPU kernel.
 struct CpuTraits {
   std::int64_t lanes;        ///< f32 values of the widest vector; rows of scratch are multiples of it
@@ -30,19 +27,15 @@ struct CpuTraits {
 /// Code of a GPU kernel that serves the lists of one role.
 struct Body {
   Role role;
-  std::string_view name;  ///< ListPrediction::served_by
+  std::string_view name;  ///< name in explain()
   /// Rounding of shares, where blocks find equal shares of the work themselves (Stream-K) and no list is written. Shares of 0
   /// tiles: blocks draw the items of a list.
   schedule::Rounding<std::int32_t> shares{.least = 0, .whole = 0};
   /// Rounding of shares of 8-bit caches and of tiles with several heads; null where `shares` holds for them, too.
   const schedule::Rounding<std::int32_t>* small_row_shares = nullptr;
-  std::int64_t blocks_per_unit = 1;  ///< blocks that work on an item together
-  std::int64_t matrix_rows = 1;      ///< score rows that the matrix units are given for a tile are a multiple of it
-  /// The least head_dim whose tiles or rates differ: costs of smaller head_dims do not stand for it or for larger ones. 0: none.
-  std::int64_t own_tiles_dim = 0;
-  std::int64_t run_tokens = 1;  ///< tokens of a page that are copied together; other pages, token by token, have other costs
-  bool own_packed = false;      ///< packed caches are copied in another way, for which costs of other layouts do not stand
-  bool rounds_weights = false;  ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
+  std::int64_t blocks_per_unit = 1;     ///< blocks that work on an item together
+  std::int64_t matrix_rows = 1;         ///< score rows that the matrix units are given for a tile are a multiple of it
+  bool rounds_weights = false;          ///< softmax weights, to 16 bits before they meet V (numerics.md, "Rounded weights")
   bool f16_weights_over_codes = false;  ///< weights over fp8 caches are f16; otherwise they have the query's type
   bool deals_itself() const { return shares.least > 0; }
 };
@@ -58,8 +51,6 @@ struct GpuTraits {
   /// no choice. Null: the kernel has one way.
   std::string (*decode_reason)(const Plan& plan) = nullptr;
   std::span<const Body> bodies;
-  std::span<const BodyCosts> costs = {};
-  std::span<const ShapedMask> masks = {};
   /// SMs for the first plan's call, if it should be served at the same time as the second plan's, which has the rest; 0 if not.
   /// Null: the kernel serves one call at a time.
   std::int64_t (*units_beside)(const Plan& longer, const Plan& shorter) = nullptr;
