@@ -14,6 +14,7 @@ import numpy as np
 
 from quire import _quire
 from quire._calls import Op
+from quire._fields import FIELDS, MASKS
 from quire._messages import shown, unknown_argument
 from quire.errors import ArgumentError
 from quire.vllm._request import Inputs, lengths_of
@@ -79,9 +80,8 @@ def _spread(result: Any) -> dict[str, Any]:
     for name, value, kind in (("batch", batch, "Batch"), ("cache", cache, "KVCache"), ("options", options, "Options")):
         if not isinstance(value, getattr(_quire, kind)):
             raise ArgumentError(f"adapter: returned {name} {shown(value)}, expected a quire.{kind}")
-    given = [name for name in ("causal", "q_begin", "key_begin", "spans", "prefix_lens", "tree_mask") if getattr(batch, name) is not None]
-    given += [] if options.causal else ["causal"]
-    given += [name for name in ("attention_chunk", "prefix_len") if getattr(options, name) is not None]
+    given = [name for name in MASKS if getattr(batch, name) is not None]
+    given += [f.name for f in FIELDS if f.owner == "Options" and f.name not in _PARAMETERS and getattr(options, f.name) != f.otherwise]
     if given:  # calls are cut by request, and nothing may be dropped in silence
         raise ArgumentError(f"adapter: {given[0]} is given, but calls with masks of their own cannot be captured by hooks yet")
     renamed = {"dtype": batch.dtype, "cache_dtype": cache.dtype}

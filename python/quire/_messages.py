@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from quire._fields import NAMES
 from quire.errors import ArgumentError
 
 FLOATING_DTYPES = {
@@ -32,10 +33,6 @@ FLOATING_DTYPES = {
 DTYPES = {**FLOATING_DTYPES, "int8": "i8", "int32": "i32", "int64": "i64", "fp8_ds_mla": "fp8_ds_mla"}
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-_OF_OPTIONS = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "causal", "window_right",
-               "attention_chunk", "prefix_len", "spans_beyond_window")
 
 
 _NO_PART = {
@@ -79,7 +76,7 @@ def unknown_argument(name: str, names: Iterable[str]) -> str:
         return f'unknown argument "{name}"; window_size=(left, right) is quire.Options(sliding_window=left + 1, window_right=right)'
     if name == "is_causal" and "options" in known:
         name = "causal"
-    if "options" in known and name in _OF_OPTIONS:
+    if "options" in known and name in NAMES["Options"]:
         return f'unknown argument "{name}"; it belongs in options=quire.Options({name}=...)'
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if name in ("window", "window_left") and "sliding_window" in known:
@@ -251,11 +248,6 @@ def explained(function: F, *, method: bool = False) -> F:
 
     call.__signature__ = _signature(signatures[-1], method)  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
-
-
-def unknown_argument_of(function: Any, name: str) -> str:
-    """unknown_argument() for a function or method of nanobind."""
-    return unknown_argument(name, [p.name for p in _parameters(function.__nb_signature__[-1][0], None)])
 
 
 def _signature(parameters: list[_Parameter], method: bool = False) -> inspect.Signature:

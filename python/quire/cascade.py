@@ -53,10 +53,11 @@ def plan(
 
     Raises ContractError (a broken rule; Q-P01 to Q-P03 for runs), ArgumentError or UnsupportedError, as :func:`quire.plan` does.
     """
-    return _quire.plan_cascade(
-        batch, cache, options, runs=runs, always=always, kernel=kernel, batch_invariant=batch_invariant, exact_weights=exact_weights,
-        num_threads=num_threads, partials=partials,
+    settings = dict(
+        runs=runs, always=always, kernel=kernel or "", batch_invariant=batch_invariant, exact_weights=exact_weights, num_threads=num_threads,
+        partials=partials or "",
     )  # fmt: skip
+    return _quire.plan_cascade(batch, cache, options, settings)
 
 
 def attend(

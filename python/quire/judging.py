@@ -88,10 +88,13 @@ def verify(
     says = _supports_of(target, supports)
     with Progress(progress is None) as line, CrashNote(crash_file) as note:
         runner = _runner(target, note.write)
-        verdict = _quire.verify_target(
-            runner, _several(matrices), _several(lines), quick, power, peer_power, seed, random_cases, type_pairs(types), list(dims), _several(layouts),
-            says, _strides_of(target, supports), _several(disabled_checks), shrink, shrink_seconds, line.case if progress is None else progress,
+        asked = dict(
+            matrices=_several(matrices), lines=_several(lines), quick=quick, power=power, peer_power=peer_power, seed=seed,
+            random_cases=random_cases, types=type_pairs(types), dims=list(dims), layouts=_several(layouts), supports=says,
+            strides=_strides_of(target, supports), disabled_checks=_several(disabled_checks), shrink=shrink, shrink_seconds=shrink_seconds,
+            progress=line.case if progress is None else progress,
         )  # fmt: skip
+        verdict = _quire.verify_target(runner, asked)
     _log.info("verify: %r", verdict)
     return verdict
 
@@ -122,10 +125,12 @@ def soak(
     runner = _runner(target)
     says = _supports_of(target, supports)
     with Progress(progress is None) as line:
-        result = _quire.soak_target(
-            runner, minutes, "" if directory is None else os.fspath(directory), seed, type_pairs(types), list(dims), _several(layouts), says,
-            _strides_of(target, supports), shrink, shrink_seconds, line.stage if progress is None else progress,
+        asked = dict(
+            minutes=minutes, directory="" if directory is None else os.fspath(directory), seed=seed, types=type_pairs(types),
+            dims=list(dims), layouts=_several(layouts), supports=says, strides=_strides_of(target, supports), shrink=shrink,
+            shrink_seconds=shrink_seconds, progress=line.stage if progress is None else progress,
         )  # fmt: skip
+        result = _quire.soak_target(runner, asked)
     _log.info("soak: %r", result)
     return result
 
@@ -162,6 +167,7 @@ def diagnose(
     ArgumentError without an observed output, or for one of another shape or dtype, ParseError or FileError for a bad file. The GIL is
     released.
     """
+    how = dict(full=full, seconds=seconds, progress=progress, profile=profile)
     if not isinstance(batch, _quire.Batch):
         if cache is not None or options is not None:
             raise ArgumentError("cache, options: a Case has its own")
@@ -171,10 +177,10 @@ def diagnose(
                 raise ArgumentError("lse: is given without observed, the output that it belongs to")
             if case.observed is None:
                 raise ArgumentError(_no_output("the case has none of its own", case.batch))
-            return _logged(_quire.diagnose_case(case, full, seconds, progress, profile))
+            return _logged(_quire.diagnose_case(case, how))
         batch, cache, options = case.batch, case.cache, case.options
     _check_inputs(batch, cache, options, observed)
-    return _logged(_quire.diagnose_batch(batch, cache, options, observed, lse, full, seconds, progress, profile))
+    return _logged(_quire.diagnose_batch(batch, cache, options, observed, lse, how))
 
 
 def _logged(found: _quire.Diagnosis) -> _quire.Diagnosis:

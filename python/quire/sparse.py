@@ -79,10 +79,11 @@ def plan(
 
     Raises ContractError (a broken rule), ArgumentError or UnsupportedError, as :func:`quire.plan` does.
     """
-    return _quire.plan_sparse(
-        batch, cache, options, lists=lists, kernel=kernel, batch_invariant=batch_invariant, exact_weights=exact_weights,
-        num_threads=num_threads, max_query_len=max_query_len, max_keys=max_keys, empty_lists=empty_lists,
+    settings = dict(
+        kernel=kernel or "", batch_invariant=batch_invariant, exact_weights=exact_weights, num_threads=num_threads,
+        max_query_len=max_query_len, max_keys=max_keys, empty_lists=empty_lists,
     )  # fmt: skip
+    return _quire.plan_sparse(batch, cache, options, lists, settings)
 
 
 def attend(

@@ -12,13 +12,16 @@ raised by the next call or by :func:`quire.synchronize`.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+import inspect
+import re
+from typing import Any, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire import _quire
+from quire._fields import FIELDS, Field
 from quire.errors import ArgumentError
 
 __all__ = ["append", "as_tensor", "attend", "merge", "merge_many", "prepare", "workspace_bytes"]
@@ -38,27 +41,41 @@ def _define(schema: str, real: object, fake: object) -> None:
     torch.library.register_fake(f"quire::{name}", fake, lib=_library)
 
 
-def _attend(
-    query: Tensor, output: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor,
-    lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None, cached_lens: Optional[Tensor] = None,
-    k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
-    sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "", softmax_scale: Optional[float] = None,
-    sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None, max_query_len: int = 0, max_seq_len: int = 0,
-    padding: Optional[str] = None, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
-    workspace: Optional[Tensor] = None, causal: bool = True, causal_per_request: Optional[Tensor] = None,
-    q_begin: Optional[Tensor] = None, key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, spans: Optional[Tensor] = None,
-    prefix_lens: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None, tree_lens: Optional[Tensor] = None,
-    attention_chunk: Optional[int] = None, prefix_len: Optional[int] = None, spans_beyond_window: bool = False, prepared: bool = False,
-    k_block_scale: Optional[Tensor] = None, v_block_scale: Optional[Tensor] = None, part: str = "",
-) -> Any:  # fmt: skip
-    return _quire.attend_arrays(
-        query, output, k, v, query_start_loc, seq_lens, block_table, layout.lower(), cache_dtype, cached_lens, key, value, lse, k_scale,
-        v_scale, softmax_scale, sliding_window, logits_soft_cap, alibi_slopes, sinks, padding, max_query_len, max_seq_len, None, False,
-        False,  # graphs of torch.compile own their memory, and find who else refers to it
-        q_scale, output_scale, workspace, part or ("layer" if prepared else "call"),
-        causal if causal_per_request is None else causal_per_request, q_begin, key_begin, window_right, spans, prefix_lens, tree_mask,
-        tree_lens, attention_chunk, prefix_len, spans_beyond_window, k_block_scale, v_block_scale,
-    )  # fmt: skip
+_FIRST = ("query", "output", "k", "v", "query_start_loc", "seq_lens", "block_table")
+"""What every call has, in the order of the operators. The rest goes by name."""
+
+_TYPES = {"float": "float", "int": "SymInt", "bool": "bool", "typing": "str"}
+"""Types of choices in a schema, by the first word of a declaration."""
+
+
+def _declared(field: Field, written: str) -> str:
+    """A field as a schema declares it. ``written``: the mark of a tensor that is."""
+    may_be_none = "?" if " | None" in field.declared else ""
+    if field.kind != "choice":
+        return f"Tensor{written if field.written else ''}{'' if field.name in _FIRST else '?'} {field.argument}"
+    return f"{_TYPES[re.match('[a-z]+', field.declared)[0]]}{may_be_none} {field.argument}"
+
+
+def _schema(name: str, marks: str, more: str) -> str:
+    """Schema of an operator that takes the fields of a call. ``marks``: of output and lse, if it writes them."""
+    by_name = {f.argument: f for f in FIELDS}
+    mark = iter(marks)
+    declared = {key: _declared(f, f"({next(mark)}!)" if f.written and marks else "") for key, f in by_name.items()}
+    rest = [f"{declared[key]}={f.declared.rpartition(' = ')[2]}" for key, f in by_name.items() if key not in _FIRST]
+    return f"{name}({', '.join(declared[key] for key in _FIRST)}, *, {', '.join(rest)}, {more}) -> ()"
+
+
+def _call(arguments: tuple[Any, ...], named: dict[str, Any], part: str) -> Any:
+    # Graphs of torch.compile own their memory, and find who else refers to it.
+    return _quire.attend_arrays({**dict(zip(_FIRST, arguments)), **named, "part": part, "wait": False, "remember": False})
+
+
+def _attend_op(*arguments: Tensor, prepared: bool = False, **named: Any) -> None:
+    _call(arguments, named, "layer" if prepared else "call")
+
+
+def _prepare_op(*arguments: Tensor, **named: Any) -> None:
+    _call(arguments, named, "preparation")
 
 
 def _attend_fake(query: Tensor, output: Tensor, *_: object, **__: object) -> None:
@@ -69,35 +86,16 @@ def _attend_fake(query: Tensor, output: Tensor, *_: object, **__: object) -> Non
         )
 
 
-def _attend_op(*arguments: Any, **named: Any) -> None:
-    _attend(*arguments, **named)
+_MORE = "str cache_dtype='', SymInt max_query_len=0, SymInt max_seq_len=0, Tensor(c!)? workspace=None"
+_define(_schema("attend", "ab", f"{_MORE}, bool prepared=False"), _attend_op, _attend_fake)
+_define(_schema("prepare", "", _MORE), _prepare_op, _attend_fake)
 
 
-def _prepare_op(*arguments: Any, **named: Any) -> None:
-    _attend(*arguments, **named, part="preparation")
+_OF_APPEND = ("k", "v", "key", "value", "slot_mapping", "k_scale", "v_scale", "layout", "cache_dtype")
 
 
-_OF_A_CALL = (
-    "Tensor k, Tensor v, Tensor query_start_loc, Tensor seq_lens, Tensor block_table, Tensor{lse}? lse=None, Tensor? key=None, "
-    "Tensor? value=None, Tensor? cached_lens=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? alibi_slopes=None, "
-    "Tensor? sinks=None, str layout='nhd', str cache_dtype='', float? softmax_scale=None, SymInt? sliding_window=None, "
-    "float? logits_soft_cap=None, SymInt max_query_len=0, SymInt max_seq_len=0, str? padding=None, Tensor? q_scale=None, "
-    "Tensor? output_scale=None, Tensor(c!)? workspace=None, bool causal=True, Tensor? causal_per_request=None, Tensor? q_begin=None, "
-    "Tensor? key_begin=None, SymInt? window_right=None, Tensor? spans=None, Tensor? prefix_lens=None, Tensor? tree_mask=None, "
-    "Tensor? tree_lens=None, SymInt? attention_chunk=None, SymInt? prefix_len=None, bool spans_beyond_window=False"
-)
-_BLOCKS = "*, Tensor? k_block_scale=None, Tensor? v_block_scale=None"  # by name: prepare() has no `prepared` before them
-_define(
-    f"attend(Tensor query, Tensor(a!) output, {_OF_A_CALL.format(lse='(b!)')}, bool prepared=False, {_BLOCKS}) -> ()", _attend_op, _attend_fake
-)
-_define(f"prepare(Tensor query, Tensor output, {_OF_A_CALL.format(lse='')}, {_BLOCKS}) -> ()", _prepare_op, _attend_fake)
-
-
-def _append(
-    k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, k_scale: Optional[Tensor] = None,
-    v_scale: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
-) -> None:  # fmt: skip
-    _quire.append_arrays(k, v, key, value, slot_mapping, layout.lower(), cache_dtype, k_scale, v_scale)
+def _append(*arguments: Any) -> None:
+    _quire.append_arrays(dict(zip(_OF_APPEND, arguments)))
 
 
 def _append_fake(k: Tensor, v: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor, *_: object, **__: object) -> None:
@@ -161,33 +159,28 @@ def _merge_many_fake(outs: Tensor, lses: Tensor, output_scale: Optional[Tensor] 
 _define("merge_many(Tensor outs, Tensor lses, Tensor? output_scale=None) -> (Tensor, Tensor)", _merge_many, _merge_many_fake)
 
 
-def _flags(causal: Union[bool, Tensor, None]) -> tuple[bool, Optional[Tensor]]:
-    """``causal`` as an operator takes it: one flag for all requests, and one of each. None is the default."""
+def _flagged(named: dict[str, Any]) -> dict[str, Any]:
+    """``causal`` as an operator takes it: one flag for all requests, or one of each. None is the default."""
+    causal = named.pop("causal", None)
     if isinstance(causal, Tensor):
-        return True, causal
-    if causal is not None and not isinstance(causal, bool):
+        named["causal_per_request"] = causal
+    elif causal is not None and not isinstance(causal, bool):
         raise ArgumentError(f"causal: {causal!r}, expected a bool, or a tensor of one bool a request")
-    return causal is not False, None
+    elif causal is False:
+        named["causal"] = False
+    return named
 
 
-def _v_head_dim(v: Tensor, layout: str, cache_dtype: str) -> int:
+def _v_head_dim(v: Tensor, named: dict[str, Any]) -> int:
     """V's head_dim, whatever the bytes of its rows (``cache.hpp``)."""
-    dims = v.shape[2 if layout.lower() == "packed" else 3]
+    cache_dtype = named.get("cache_dtype", "")
+    dims = v.shape[2 if named.get("layout", "nhd").lower() == "packed" else 3]
     return 512 if cache_dtype == "fp8_ds_mla" else 2 * dims if cache_dtype in ("nvfp4", "mxfp4") else dims
 
 
 def attend(
     query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
-    output: Optional[Tensor] = None, lse: Optional[Tensor] = None, key: Optional[Tensor] = None, value: Optional[Tensor] = None,
-    cached_lens: Optional[Tensor] = None, k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None,
-    alibi_slopes: Optional[Tensor] = None, sinks: Optional[Tensor] = None, layout: str = "nhd", cache_dtype: str = "",
-    softmax_scale: Optional[float] = None, sliding_window: Optional[int] = None, logits_soft_cap: Optional[float] = None,
-    max_query_len: int = 0, max_seq_len: int = 0, q_scale: Optional[Tensor] = None, output_scale: Optional[Tensor] = None,
-    workspace: Optional[Tensor] = None, causal: Union[bool, Tensor] = True, q_begin: Optional[Tensor] = None,
-    key_begin: Optional[Tensor] = None, window_right: Optional[int] = None, spans: Optional[Tensor] = None,
-    prefix_lens: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None, tree_lens: Optional[Tensor] = None,
-    attention_chunk: Optional[int] = None, prefix_len: Optional[int] = None, spans_beyond_window: bool = False, prepared: bool = False,
-    k_block_scale: Optional[Tensor] = None, v_block_scale: Optional[Tensor] = None,
+    output: Optional[Tensor] = None, **named: Any,
 ) -> Tensor:  # fmt: skip
     """Softmax attention for every request of a batch; returns ``output``, or a new tensor like ``query`` (float8_e4m3fn with
     ``output_scale``).
@@ -209,20 +202,15 @@ def attend(
     if output is None:
         if query.dtype == torch.float8_e4m3fn:
             raise ArgumentError("output: None, expected a tensor: a float8_e4m3fn query does not say which type")
-        dtype = query.dtype if output_scale is None else torch.float8_e4m3fn
-        output = torch.empty((*query.shape[:-1], _v_head_dim(v, layout, cache_dtype)), dtype=dtype, device=query.device)
-    torch.ops.quire.attend(
-        query, output, k, v, query_start_loc, seq_lens, block_table, lse, key, value, cached_lens, k_scale, v_scale, alibi_slopes, sinks,
-        layout, cache_dtype, softmax_scale, sliding_window, logits_soft_cap, max_query_len, max_seq_len, None, q_scale, output_scale,
-        workspace, *_flags(causal), q_begin, key_begin, window_right, spans, prefix_lens, tree_mask, tree_lens, attention_chunk,
-        prefix_len, spans_beyond_window, prepared, k_block_scale=k_block_scale, v_block_scale=v_block_scale,
-    )  # fmt: skip
+        dtype = query.dtype if named.get("output_scale") is None else torch.float8_e4m3fn
+        output = torch.empty((*query.shape[:-1], _v_head_dim(v, named)), dtype=dtype, device=query.device)
+    torch.ops.quire.attend(query, output, k, v, query_start_loc, seq_lens, block_table, **_flagged(named))
     return output
 
 
 def prepare(
     query: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, *,
-    output: Optional[Tensor] = None, workspace: Optional[Tensor] = None, **options: Any,
+    output: Optional[Tensor] = None, workspace: Optional[Tensor] = None, **named: Any,
 ) -> Tensor:  # fmt: skip
     """Does once the work that all layers of a step share: checks lengths and tables and makes work lists. Returns ``workspace``, or a
     new tensor of bytes, for the layers::
@@ -239,13 +227,12 @@ def prepare(
     Raises as :func:`attend` does. A layer without its preparation is raised by the next call or by :func:`quire.synchronize`.
     """
     if output is None:  # its shape and type are asked for, and nothing is written
-        dims = _v_head_dim(v, options.get("layout", "nhd"), options.get("cache_dtype", ""))
-        output = torch.empty((*query.shape[:-1], dims), dtype=query.dtype, device=query.device)
-    options["causal"], options["causal_per_request"] = _flags(options.get("causal", True))
+        output = torch.empty((*query.shape[:-1], _v_head_dim(v, named)), dtype=query.dtype, device=query.device)
+    named = _flagged(named)
     if workspace is None:
-        size = workspace_bytes(query, output, k, v, query_start_loc, seq_lens, block_table, **options)
+        size = workspace_bytes(query, output, k, v, query_start_loc, seq_lens, block_table, **named)
         workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
-    torch.ops.quire.prepare(query, output, k, v, query_start_loc, seq_lens, block_table, **options, workspace=workspace)
+    torch.ops.quire.prepare(query, output, k, v, query_start_loc, seq_lens, block_table, **named, workspace=workspace)
     return workspace
 
 
@@ -274,9 +261,22 @@ def merge_many(outs: Tensor, lses: Tensor, *, output_scale: Optional[Tensor] = N
     return torch.ops.quire.merge_many(outs, lses, output_scale)
 
 
+def _show(function: Any) -> None:
+    """Gives a function that takes the fields of a call by name the signature that call tips show."""
+    shown = inspect.signature(function)
+    *own, _ = shown.parameters.values()
+    by_name = {f.name: f.otherwise for f in FIELDS if f.name not in shown.parameters and f.name not in _FIRST}
+    by_name |= {"cache_dtype": "", "max_query_len": 0, "max_seq_len": 0, "workspace": None, "prepared": False}
+    rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=d) for name, d in by_name.items() if name not in shown.parameters]
+    function.__signature__ = shown.replace(parameters=[*own, *rest])
+
+
+_show(attend)
+
+
 def workspace_bytes(*arguments: Any, **named: Any) -> int:
-    """Bytes of ``workspace`` for the operators' arguments as far as they precede it."""
-    return int(_attend(*arguments, **named, part="workspace_bytes"))
+    """Bytes of ``workspace`` for the other arguments of an operator."""
+    return int(_call(arguments, named, "workspace_bytes"))
 
 
 def as_tensor(array: Any, device: Any = "cpu") -> Tensor:

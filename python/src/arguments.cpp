@@ -62,43 +62,77 @@ quire::CacheLayout layout_named(const std::string& text) {
   return *known;
 }
 
-Arguments::Arguments(const char* call, std::initializer_list<std::string_view> names, std::size_t positional,
-                     const nb::args& args, const nb::kwargs& kwargs)
-    : call_(call), names_(names), values_(names.size()) {
-  if (args.size() > positional) {
-    refuse(std::string(call_) + "(): " + std::to_string(args.size()) + " arguments by position, expected " +
-           (positional == 0 ? "all by name: " + std::string(call_) + "(" + std::string(names_.front()) + "=..., ...)"
-                            : "at most " + std::to_string(positional)));
+Signature::Signature(const char* call, std::initializer_list<std::string_view> by_position, std::vector<Argument> arguments)
+    : call_(call), positional_(by_position.size()), arguments_(std::move(arguments)) {
+  if (arguments_.size() >= kMost) throw_error(quire::Code::internal_error, std::string(call) + ": more than kMost arguments");
+  auto place = arguments_.begin();
+  for (const std::string_view name : by_position) {
+    const auto found = std::find_if(place, arguments_.end(), [&](const Argument& a) { return a.name == name; });
+    std::rotate(place++, found, found + 1);
   }
-  for (std::size_t i = 0; i < args.size(); ++i) values_[i] = args[i];
-  for (const auto& [key, value] : kwargs) {
-    Py_ssize_t size = 0;
-    const char* const name = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
-    if (name == nullptr) throw nb::python_error();
-    const std::size_t i = index_of({name, static_cast<std::size_t>(size)});
-    if (i == names_.size()) refuse_name(name);
-    if (values_[i].is_valid()) refuse(std::string(call_) + "(): " + name + " is given twice, by position and by name");
-    values_[i] = value;
+  for (const Argument& a : arguments_) interned_.push_back(PyUnicode_InternFromString(a.name.c_str()));
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const std::string name(quire::batch::kTensors[i].member);
+    tensors_[i] = find(name + "_per_request") < size() ? find(name + "_per_request") : find(name);
   }
 }
 
-void Arguments::refuse_name(const std::string& name) const {
+std::string Signature::text(const char* function, const char* returned) const {
+  std::string text = "def " + std::string(function) + "(self";
+  for (std::size_t i = 0; i < size(); ++i)
+    text += (i == positional_ ? ", *, " : ", ") + arguments_[i].name + ": " + arguments_[i].declared;
+  return text + ") -> " + returned;
+}
+
+std::size_t Signature::find(std::string_view name) const {
+  const auto found = std::find_if(arguments_.begin(), arguments_.end(), [&](const Argument& a) { return a.name == name; });
+  return static_cast<std::size_t>(found - arguments_.begin());
+}
+
+std::size_t Signature::find(nb::handle name) const {
+  const auto found = std::find(interned_.begin(), interned_.end(), name.ptr());
+  return found != interned_.end() ? static_cast<std::size_t>(found - interned_.begin()) : find(nb::cast<std::string>(name));
+}
+
+Arguments::Arguments(const Signature& of, const nb::dict& named) : of_(&of) {
+  std::fill_n(values_, of.size() + 1, nullptr);
+  add(named);
+}
+
+Arguments::Arguments(const Signature& of, const nb::args& args, const nb::dict& named) : of_(&of) {
+  std::fill_n(values_, of.size() + 1, nullptr);
+  if (args.size() > of.positional()) {
+    refuse(std::string(of.call()) + "(): " + std::to_string(args.size()) + " arguments by position, expected " +
+           (of.positional() == 0 ? "all by name: " + std::string(of.call()) + "(" + of.arguments().front().name + "=..., ...)"
+                                 : "at most " + std::to_string(of.positional())));
+  }
+  for (std::size_t i = 0; i < args.size(); ++i) values_[i] = nb::handle(args[i]).ptr();
+  add(named);
+}
+
+void Arguments::add(const nb::dict& named) {
+  for (const auto& [name, value] : named) {
+    const std::size_t i = of_->find(name);
+    if (i == of_->size()) refuse_name(name);
+    if (values_[i] != nullptr)
+      refuse(std::string(of_->call()) + "(): " + of_->arguments()[i].name + " is given twice, by position and by name");
+    values_[i] = value.ptr();
+  }
+}
+
+void Arguments::refuse_name(nb::handle name) const {
   nb::list known;
-  for (const std::string_view one : names_) known.append(nb::str(one.data(), one.size()));
-  refuse(std::string(call_) + "(): " + nb::cast<std::string>(messages("unknown_argument")(name, known)));
-}
-
-std::size_t Arguments::index_of(std::string_view name) const {
-  return static_cast<std::size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
+  for (const Argument& one : of_->arguments()) known.append(one.name);
+  refuse(std::string(of_->call()) + "(): " + nb::cast<std::string>(messages("unknown_argument")(name, known)));
 }
 
 nb::object Arguments::get(const char* name) const {
-  const nb::handle value = values_[index_of(name)];
+  const nb::handle value = at(name);
   return value.is_valid() ? nb::borrow(value) : nb::none();
 }
 
 nb::object Arguments::required(const char* name) const {
-  if (!values_[index_of(name)].is_valid()) refuse(std::string(call_) + "(): argument " + name + " is missing");
+  if (!at(name).is_valid()) refuse(std::string(of_->call()) + "(): argument " + name + " is missing");
   return get(name);
 }
 
@@ -121,15 +155,15 @@ std::optional<std::int64_t> Arguments::integer(const char* name) const {
 }
 
 bool Arguments::flag(const char* name, bool otherwise) const {
-  if (!values_[index_of(name)].is_valid()) return otherwise;
-  const nb::object value = get(name);
+  const nb::handle value = at(name);
+  if (!value.is_valid()) return otherwise;
   if (!PyBool_Check(value.ptr()) && !is_instance(value, "bool_")) refuse_value(name, value, "True or False");
   return PyObject_IsTrue(value.ptr()) == 1;
 }
 
 std::string Arguments::text(const char* name, const char* otherwise) const {
-  if (!values_[index_of(name)].is_valid()) return otherwise;
-  const nb::object value = get(name);
+  const nb::handle value = at(name);
+  if (!value.is_valid()) return otherwise;
   if (!nb::isinstance<nb::str>(value)) refuse_value(name, value, "text");
   return nb::cast<std::string>(value);
 }

@@ -23,6 +23,7 @@ using quire::Plan;
 using quire::RowCount;
 using quire::Tensor;
 using quire::WriteTag;
+using quire::batch::CachePart;
 
 Plan plan_now(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, int num_threads) {
   quire::Result<Plan> made = quire::plan(b, c, o, {.kernel = {}, .num_threads = num_threads});
@@ -35,20 +36,30 @@ void fill_rows(const std::vector<RowCount>& counts, std::optional<nb::dict>& row
   for (const RowCount& count : counts) (*rows)[count.kernel.c_str()] = count.rows;
 }
 
+/// How attend() runs, as its caller said.
+struct How {
+  nb::handle workspace;
+  std::optional<nb::dict> rows;
+  nb::handle stream;
+  bool nan_if_refused;
+  nb::handle wait;
+};
+
 /// Enqueues a call. Waits for the device's findings if asked to; else the next call and synchronize() report them.
 void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& cache, const PyOptions* options,
-                   std::shared_ptr<const Plan> plan, nb::handle workspace, std::optional<nb::dict>& rows, nb::handle stream,
-                   bool nan_if_refused, nb::handle wait) {
+                   std::shared_ptr<const Plan> plan, How& asked) {
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   check_same_gpu(batch.arrays().query, "query", cache.k(), "k");
   std::vector<RowCount> counts;
-  quire::AttendOptions how{.rows = &counts, .stream = stream_for(stream, batch.arrays().query), .nan_if_refused = nan_if_refused};
-  const bool alone = workspace.is_none();  // nobody could ask with attend_status() afterwards
+  quire::AttendOptions how{
+      .rows = &counts, .stream = stream_for(asked.stream, batch.arrays().query), .nan_if_refused = asked.nan_if_refused};
+  const bool alone = asked.workspace.is_none();  // nobody could ask with attend_status() afterwards
   const Wait chosen =
-      wait_of(wait, alone ? Wait::yes : Wait::no, wait.is_none() ? "workspace" : "wait", b.query.memory, how.stream);
+      wait_of(asked.wait, alone ? Wait::yes : Wait::no, asked.wait.is_none() ? "workspace" : "wait", b.query.memory, how.stream);
   raise_if_broken(b.query.memory, how.stream);
-  const DeviceWorkspace place = device_workspace(batch.arrays().query, quire::workspace_bytes(*plan), workspace, stream);
+  const DeviceWorkspace place =
+      device_workspace(batch.arrays().query, quire::workspace_bytes(*plan), asked.workspace, asked.stream);
   const std::span<std::byte> bytes = place.bytes;
   if (chosen == Wait::no) how.ticket = batch.defer(defer(b, c, o, plan, arrays_of(batch, cache, options)));
   quire::Status status;
@@ -59,7 +70,7 @@ void attend_on_gpu(const PyBatch& batch, const quire::Batch& b, const PyCache& c
     if (status.ok() && chosen == Wait::yes) status = alone ? status_in_new_workspace(ask) : ask();
   }
   require_ok(status);
-  fill_rows(counts, rows);
+  fill_rows(counts, asked.rows);
 }
 
 /// The plan that was given, which its Python object keeps, or one for this call.
@@ -69,18 +80,17 @@ std::shared_ptr<const Plan> shared_plan(const Plan* given, const quire::Batch& b
   return {given, [held = nb::object(nb::find(*given))](const Plan*) {}};
 }
 
-nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
-                  std::optional<nb::dict> rows, nb::handle stream, bool nan_if_refused, nb::handle wait) {
-  const BatchForCall call = batch.to_write(cache, stream);
+nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, How asked) {
+  const BatchForCall call = batch.to_write(cache, asked.stream);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
   if (b.query.memory != quire::Memory::cpu) {
-    attend_on_gpu(batch, b, cache, options, shared_plan(plan, b, c, o), workspace, rows, stream, nan_if_refused, wait);
+    attend_on_gpu(batch, b, cache, options, shared_plan(plan, b, c, o), asked);
     return result_of(batch, call);
   }
-  wait_of(wait, Wait::yes, "wait", b.query.memory, nullptr);
-  const ArrayRef given = import_workspace(workspace);
+  wait_of(asked.wait, Wait::yes, "wait", b.query.memory, nullptr);
+  const ArrayRef given = import_workspace(asked.workspace);
   std::vector<RowCount> counts;
   quire::Status status;
   {
@@ -93,7 +103,7 @@ nb::object attend(const PyBatch& batch, const PyCache& cache, const PyOptions* o
     });
   }
   require_ok(status);
-  fill_rows(counts, rows);
+  fill_rows(counts, asked.rows);
   return result_of(batch, call);
 }
 
@@ -130,66 +140,92 @@ std::vector<WriteTag> tags_from(nb::handle request_ids, nb::handle positions, st
   return tags;
 }
 
-void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle slot_mapping, PyLedger* ledger,
-            nb::handle request_ids, nb::handle positions, const std::optional<std::string>& dtype, nb::handle stream) {
+/// Rows that append() writes, and their slots.
+struct NewRows {
+  ArrayRef key, value, slots;
+};
+
+NewRows rows_given(nb::handle key, nb::handle value, nb::handle slot_mapping, const std::string& dtype, const ArrayRef& k) {
+  return {import_array(key, "key", Access::read, dtype, Role::rows),
+          import_array(value, "value", Access::read, dtype, Role::rows), import_index(slot_mapping, "slot_mapping", k.object)};
+}
+
+void append_rows(const quire::KVCache& cache, const NewRows& rows, quire::AppendOptions how) {
+  const std::shared_ptr<quire::Executor> executor = current_executor();
+  how.executor = executor.get();
+  require_ok(without_gil([&] { return quire::append(cache, rows.key.view, rows.value.view, rows.slots.view, how); }));
+}
+
+void append(const PyCache& cache, const NewRows& rows, PyLedger* ledger, nb::handle request_ids, nb::handle positions,
+            nb::handle stream) {
   const quire::KVCache& c = cache.checked_for_write();
-  const ArrayRef k = import_array(key, "key", Access::read, dtype.value_or(""), Role::rows);
-  const ArrayRef v = import_array(value, "value", Access::read, dtype.value_or(""), Role::rows);
-  const ArrayRef slots = import_index(slot_mapping, "slot_mapping", cache.k().object);
   if (ledger == nullptr && !(request_ids.is_none() && positions.is_none()))
     throw_error(Code::invalid_argument, "request_ids, positions: given, but no ledger to record them in; pass ledger=");
   std::vector<WriteTag> tags;
-  if (ledger != nullptr) tags = tags_from(request_ids, positions, slots.view.rank == 1 ? slots.view.shape[0] : 0);
-  check_same_gpu(cache.k(), "k", k, "key");
-  void* const where = stream_for(stream, cache.k());
-  quire::Status status;
-  {
-    const std::shared_ptr<quire::Executor> executor = current_executor();
-    status = without_gil([&] {
-      return quire::append(
-          c, k.view, v.view, slots.view,
-          {.executor = executor.get(), .ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = where});
-    });
-  }
-  require_ok(status);
+  if (ledger != nullptr) tags = tags_from(request_ids, positions, rows.slots.view.rank == 1 ? rows.slots.view.shape[0] : 0);
+  check_same_gpu(cache.k(), "k", rows.key, "key");
+  append_rows(c, rows,
+              {.ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = stream_for(stream, cache.k())});
 }
 
 /// append() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
-void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value, nb::handle slot_mapping,
-                   const std::string& layout, const std::string& cache_dtype, nb::handle k_scale, nb::handle v_scale) {
-  const quire::CacheLayout order = layout_named(layout);
-  float scales[2];
-  const ArrayRef cache_k = import_array(k, "k", Access::write, cache_dtype, Role::cache);
-  const ArrayRef cache_v = import_array(v, "v", Access::write, cache_dtype, Role::cache);
-  const ArrayRef ks = import_scale(k_scale, "k_scale", cache_k, scales[0]);
-  const ArrayRef vs = import_scale(v_scale, "v_scale", cache_k, scales[1]);
-  check_scale_writable(ks, "k_scale");
-  check_scale_writable(vs, "v_scale");
-  const ArrayRef rows_k = import_array(key, "key", Access::read, {}, Role::rows);
-  const ArrayRef rows_v = import_array(value, "value", Access::read, {}, Role::rows);
-  const ArrayRef slots = import_index(slot_mapping, "slot_mapping", k);
-  for (const auto& [array, name] : {std::pair{&cache_v, "v"},
-                                    {&ks, "k_scale"},
-                                    {&vs, "v_scale"},
-                                    {&rows_k, "key"},
-                                    {&rows_v, "value"},
-                                    {&slots, "slot_mapping"}})
-    check_same_gpu(cache_k, "k", *array, name);
-  const quire::KVCache c{.k = cache_k.view, .v = cache_v.view, .layout = order, .k_scale = ks.view, .v_scale = vs.view};
-  void* const where = stream_for(nb::none(), cache_k);
-  quire::Status status;
-  {
-    const std::shared_ptr<quire::Executor> executor = current_executor();
-    status = without_gil(
-        [&] { return quire::append(c, rows_k.view, rows_v.view, slots.view, {.executor = executor.get(), .stream = where}); });
-  }
-  require_ok(status);
+void append_arrays(const nb::dict& call) {
+  const std::string any = "typing.Any";
+  static const auto& signature =
+      *new Signature("append_arrays", {},
+                     arguments_of("KVCache", {{"key", any}, {"value", any}, {"slot_mapping", any}, {"cache_dtype", "str = ''"}}));
+  const Arguments given(signature, call);
+  const ForCall<nb::handle> tensors = tensors_given(given);
+  const std::string dtype = given.text("cache_dtype", "");
+  Numbers numbers;
+  const CacheArrays cache = import_cache(tensors.cache, dtype, dtype, numbers);
+  check_writable(cache);
+  const NewRows rows = rows_given(tensors.batch.key, tensors.batch.value, tensors.batch.slot_mapping, {}, cache.k);
+  const auto check = [&](const quire::batch::TensorField& f, const ArrayRef& array) {
+    check_same_gpu(cache.k, "k", array, f.member.data());
+  };
+  quire::batch::for_each_tensor(check, CachePart{cache});
+  for (const auto& [array, name] : {std::pair{&rows.key, "key"}, {&rows.value, "value"}, {&rows.slots, "slot_mapping"}})
+    check_same_gpu(cache.k, "k", *array, name);
+  quire::KVCache views;
+  read_choices(given, CachePart{views});
+  set_views(CachePart{cache}, CachePart{views});
+  append_rows(views, rows, {.stream = stream_for(nb::none(), cache.k)});
 }
 
 nb::object or_allocate(nb::handle given, const char* function, nb::handle like, const nb::object& argument) {
   if (!given.is_none()) return nb::borrow(given);
   const nb::object make = arrays_function(function);
   return argument.is_valid() ? make(like, argument) : make(like);
+}
+
+/// Where a merge writes, and how, as its caller said.
+struct Into {
+  nb::handle out, lse, stream, output_scale;
+};
+
+/// Runs a merge of `from`, whose rows begin at axis `axis`; returns (out, lse), which are new where none was given.
+template <typename Call>
+nb::tuple merge_into(const Into& to, const ArrayRef& from, std::size_t axis, Call&& call) {
+  const auto& shape = from.view.shape;
+  if (to.out.is_none() && !to.output_scale.is_none())
+    throw_error(Code::invalid_argument, "out: None, expected an fp8_e4m3fn array beside output_scale");
+  float number = 0;
+  const ArrayRef scale = import_scale(to.output_scale, "output_scale", from, number);
+  const nb::object part = axis == 0 ? nb::object() : nb::make_tuple(shape[1], shape[2], shape[3]);
+  const nb::object out = or_allocate(to.out, axis == 0 ? "empty_like" : "empty_part_like", from.object, part);
+  const nb::object lse = or_allocate(to.lse, "empty_f32_like", from.object, nb::make_tuple(shape[axis], shape[axis + 1]));
+  const ArrayRef o = import_array(out, "out", Access::write);
+  const ArrayRef l = import_array(lse, "lse", Access::write);
+  void* const where = stream_for(to.stream, from);
+  quire::Status status;
+  {
+    const std::shared_ptr<quire::Executor> executor = current_executor();
+    const nb::gil_scoped_release unlocked;
+    status = call(o.view, l.view, quire::MergeOptions{.executor = executor.get(), .stream = where, .output_scale = scale.view});
+  }
+  require_ok(status);
+  return nb::make_tuple(out, lse);
 }
 
 nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle lse_b, nb::handle out, nb::handle lse,
@@ -199,26 +235,11 @@ nb::tuple merge(nb::handle out_a, nb::handle lse_a, nb::handle out_b, nb::handle
   const ArrayRef ob = import_array(out_b, "out_b");
   const ArrayRef lb = import_array(lse_b, "lse_b");
   if (!oa || oa.view.rank != 3) throw_error(Code::invalid_argument, "out_a: " + quire::to_string(oa.view) + ", expected rank 3");
-  const nb::object rows = nb::make_tuple(oa.view.shape[0], oa.view.shape[1]);
-  if (out.is_none() && !output_scale.is_none())
-    throw_error(Code::invalid_argument, "out: None, expected an fp8_e4m3fn array beside output_scale");
-  float number = 0;
-  const ArrayRef scale = import_scale(output_scale, "output_scale", oa, number);
-  const nb::object result = or_allocate(out, "empty_like", out_a, {});
-  const nb::object result_lse = or_allocate(lse, "empty_f32_like", out_a, rows);
-  const ArrayRef o = import_array(result, "out", Access::write);
-  const ArrayRef l = import_array(result_lse, "lse", Access::write);
   check_same_gpu(oa, "out_a", ob, "out_b");
-  void* const where = stream_for(stream, oa);
-  quire::Status status;
-  {
-    const std::shared_ptr<quire::Executor> executor = current_executor();
-    const nb::gil_scoped_release unlocked;
-    status = quire::merge(oa.view, la.view, ob.view, lb.view, o.view, l.view,
-                          {.executor = executor.get(), .stream = where, .output_scale = scale.view});
-  }
-  require_ok(status);
-  return nb::make_tuple(result, result_lse);
+  return merge_into({out, lse, stream, output_scale}, oa, 0,
+                    [&](const Tensor& o, const Tensor& l, const quire::MergeOptions& how) {
+                      return quire::merge(oa.view, la.view, ob.view, lb.view, o, l, how);
+                    });
 }
 
 nb::tuple merge_many(nb::handle outs, nb::handle lses, nb::handle out, nb::handle lse, nb::handle stream,
@@ -226,26 +247,10 @@ nb::tuple merge_many(nb::handle outs, nb::handle lses, nb::handle out, nb::handl
   const ArrayRef os = import_array(outs, "outs");
   const ArrayRef ls = import_array(lses, "lses");
   if (!os || os.view.rank != 4) throw_error(Code::invalid_argument, "outs: " + quire::to_string(os.view) + ", expected rank 4");
-  const nb::object rows = nb::make_tuple(os.view.shape[1], os.view.shape[2]);
-  const nb::object part = nb::make_tuple(os.view.shape[1], os.view.shape[2], os.view.shape[3]);
-  if (out.is_none() && !output_scale.is_none())
-    throw_error(Code::invalid_argument, "out: None, expected an fp8_e4m3fn array beside output_scale");
-  float number = 0;
-  const ArrayRef scale = import_scale(output_scale, "output_scale", os, number);
-  const nb::object result = or_allocate(out, "empty_part_like", outs, part);
-  const nb::object result_lse = or_allocate(lse, "empty_f32_like", outs, rows);
-  const ArrayRef o = import_array(result, "out", Access::write);
-  const ArrayRef l = import_array(result_lse, "lse", Access::write);
-  void* const where = stream_for(stream, os);
-  quire::Status status;
-  {
-    const std::shared_ptr<quire::Executor> executor = current_executor();
-    const nb::gil_scoped_release unlocked;
-    status = quire::merge_many(os.view, ls.view, o.view, l.view,
-                               {.executor = executor.get(), .stream = where, .output_scale = scale.view});
-  }
-  require_ok(status);
-  return nb::make_tuple(result, result_lse);
+  return merge_into({out, lse, stream, output_scale}, os, 1,
+                    [&](const Tensor& o, const Tensor& l, const quire::MergeOptions& how) {
+                      return quire::merge_many(os.view, ls.view, o, l, how);
+                    });
 }
 
 constexpr const char* kAttendDoc =
@@ -318,32 +323,42 @@ of merge(). A part with lse = -inf is empty and not read. NaN or +inf in lses is
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  m.def("attend", &attend, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
-        nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
-        nb::arg("nan_if_refused") = false, nb::arg("wait") = nb::none(),
-        nb::sig("def attend(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
-                "workspace: typing.Any | None = None, rows: dict[str, int] | None = None, stream: typing.Any | None = None, "
-                "nan_if_refused: bool = False, wait: bool | None = None) -> typing.Any"),
-        kAttendDoc);
+  m.def(
+      "attend",
+      [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace,
+         std::optional<nb::dict> rows, nb::handle stream, bool nan_if_refused, nb::handle wait) {
+        return attend(batch, cache, options, plan, {workspace, std::move(rows), stream, nan_if_refused, wait});
+      },
+      nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
+      nb::arg("workspace") = nb::none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
+      nb::arg("nan_if_refused") = false, nb::arg("wait") = nb::none(),
+      nb::sig("def attend(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
+              "workspace: typing.Any | None = None, rows: dict[str, int] | None = None, stream: typing.Any | None = None, "
+              "nan_if_refused: bool = False, wait: bool | None = None) -> typing.Any"),
+      kAttendDoc);
   m.def("attend_status", &attend_status, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("plan"),
         nb::arg("workspace").none(), nb::arg("rows") = nb::none(), nb::arg("stream") = nb::none(),
         nb::sig("def attend_status(batch: Batch, cache: KVCache, options: Options | None, plan: Plan, workspace: typing.Any, "
                 "rows: dict[str, int] | None = None, stream: typing.Any | None = None) -> None"),
         kAttendStatusDoc);
-  m.def("append", &append, nb::arg("cache"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("slot_mapping").none(),
-        nb::arg("ledger") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("positions") = nb::none(),
-        nb::arg("dtype") = nb::none(), nb::arg("stream") = nb::none(),
-        nb::sig("def append(cache: KVCache, key: typing.Any, value: typing.Any, slot_mapping: numpy.typing.ArrayLike, "
-                "ledger: SlotLedger | None = None, request_ids: numpy.typing.ArrayLike | None = None, "
-                "positions: numpy.typing.ArrayLike | None = None, dtype: str | None = None, "
-                "stream: typing.Any | None = None) -> None"),
-        kAppendDoc);
-  const auto none = nb::none();
-  m.def("append_arrays", &append_arrays, nb::arg("k"), nb::arg("v"), nb::arg("key"), nb::arg("value"), nb::arg("slot_mapping"),
-        nb::arg("layout") = "nhd", nb::arg("cache_dtype") = "", nb::arg("k_scale") = none, nb::arg("v_scale") = none,
-        nb::sig("def append_arrays(k: typing.Any, v: typing.Any, key: typing.Any, value: typing.Any, slot_mapping: typing.Any, "
-                "layout: str = 'nhd', cache_dtype: str = '', k_scale: typing.Any = None, v_scale: typing.Any = None) -> None"),
-        "append() of arrays, without objects for them: for quire.vllm and quire.torch.");
+  m.def(
+      "append",
+      [](const PyCache& cache, nb::handle key, nb::handle value, nb::handle slots, PyLedger* ledger, nb::handle request_ids,
+         nb::handle positions, const std::optional<std::string>& dtype, nb::handle stream) {
+        append(cache, rows_given(key, value, slots, dtype.value_or(""), cache.k()), ledger, request_ids, positions, stream);
+      },
+      nb::arg("cache"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("slot_mapping").none(),
+      nb::arg("ledger") = nb::none(), nb::arg("request_ids") = nb::none(), nb::arg("positions") = nb::none(),
+      nb::arg("dtype") = nb::none(), nb::arg("stream") = nb::none(),
+      nb::sig("def append(cache: KVCache, key: typing.Any, value: typing.Any, slot_mapping: numpy.typing.ArrayLike, "
+              "ledger: SlotLedger | None = None, request_ids: numpy.typing.ArrayLike | None = None, "
+              "positions: numpy.typing.ArrayLike | None = None, dtype: str | None = None, "
+              "stream: typing.Any | None = None) -> None"),
+      kAppendDoc);
+  m.def("append_arrays", &append_arrays, nb::arg("call"), nb::sig("def append_arrays(call: dict[str, typing.Any]) -> None"),
+        "append() of arrays by name, without objects for them: for quire.vllm and quire.torch. Arguments: those of KVCache but "
+        "for its "
+        "dtypes, key, value, slot_mapping and cache_dtype.");
   m.def(
       "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
       nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("output_scale") = nb::none(),

@@ -27,46 +27,23 @@ using quire::Plan;
 using quire::Tensor;
 using quire::batch::TensorField;
 
-/// Arrays of one layer, and their views.
-struct Layer : CallArrays {
-  quire::Padding padding = quire::Padding::refused;
+/// Arrays of one layer, and the call that they make.
+struct Layer {
+  CallArrays arrays;
+  quire::Batch batch;
+  quire::KVCache cache;
+  quire::Options options;
 
-  quire::Batch batch_views() const {
-    quire::Batch views;
-    set_views(quire::batch::BatchPart{batch}, quire::batch::BatchPart{views});
-    views.padding = padding;
-    return views;
-  }
-  quire::KVCache cache_views(quire::CacheLayout layout) const {
-    quire::KVCache views;
-    set_views(quire::batch::CachePart{cache}, quire::batch::CachePart{views});
-    views.layout = layout;
-    return views;
+  void set_output(ArrayRef output) {
+    batch.output = output.view;
+    arrays.batch.output = std::move(output);
   }
 };
 
-/// The arguments of BoundCall.__call__(), one for each tensor. A null handle or None stands for the tensor that was bound.
-using GivenArrays = ForCall<nb::handle>;
-
-/// The purpose of a tensor of a layer.
-Role role_of(quire::batch::Kind kind) {
-  using quire::batch::Kind;
-  switch (kind) {
-    case Kind::rows: return Role::rows;
-    case Kind::cache: return Role::cache;
-    case Kind::floats:
-    case Kind::scale: return Role::f32;
-    case Kind::index: return Role::index;
-    case Kind::flags: return Role::flags;
-    case Kind::block_scale: return Role::any;
-  }
-  return Role::any;
-}
-
 /// An output that the caller did not give: new memory like the query's, with V's head_dim.
-ArrayRef new_output(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream) {
-  const nb::object array = new_rows(query, cache, stream);
-  return import_array(array, "output", Access::write, std::string(quire::name(query.view.dtype)));
+ArrayRef new_output(const Layer& layer, nb::handle stream) {
+  const nb::object array = new_rows(layer.arrays.batch.query, layer.cache, stream);
+  return import_array(array, "output", Access::write, std::string(quire::name(layer.batch.query.dtype)));
 }
 
 /// Part of attend() that a call does: all of it, the work that the layers of a step share, or the work of one layer.
@@ -80,51 +57,48 @@ struct Run {
   nb::handle wait;
   bool remember = true;  ///< the small arrays, until it is known that the call was sound
   Part part = Part::call;
-  quire::Status operator()(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, std::span<std::byte> bytes,
-                           quire::AttendOptions options) const {
+  quire::Status operator()(const Layer& l, std::span<std::byte> bytes, quire::AttendOptions options) const {
     options.prepared = part == Part::layer;
-    return part == Part::preparation ? bound->prepare(b, c, o, bytes, options) : bound->run(b, c, o, bytes, options);
+    return part == Part::preparation ? bound->prepare(l.batch, l.cache, l.options, bytes, options)
+                                     : bound->run(l.batch, l.cache, l.options, bytes, options);
   }
 };
 
-void run_on_host(const Run& how, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o) {
+void run_on_host(const Run& how, const Layer& layer) {
   const Threads threads = current_threads();
   // Arrays are counted references, which nobody may copy without the GIL.
   const std::span<std::byte> bytes = how.workspace != nullptr ? bytes_of(*how.workspace) : host_workspace(how.bound->plan(), {});
-  quire::Status status;
-  {
-    status = without_gil([&] { return how(b, c, o, bytes, {.executor = threads.executor.get()}); });
-  }
-  require_ok(status);
+  require_ok(without_gil([&] { return how(layer, bytes, {.executor = threads.executor.get()}); }));
 }
 
-void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quire::Options& o) {
+void run(const Run& how, const Layer& layer) {
   const BoundAttend& bound = *how.bound;
-  const quire::Batch b = layer.batch_views();
-  const Memory memory = b.query.memory;
+  const ArrayRef& query = layer.arrays.batch.query;
+  const Memory memory = query.view.memory;
   if (memory == Memory::cpu) {
     wait_of(how.wait, Wait::no, "wait", memory, nullptr);
-    run_on_host(how, b, c, o);
+    run_on_host(how, layer);
     return;
   }
-  check_one_gpu(layer);
-  quire::AttendOptions options{.stream = stream_for(how.stream, layer.batch.query)};
+  check_one_gpu(layer.arrays);
+  quire::AttendOptions options{.stream = stream_for(how.stream, query)};
   const Wait wait = wait_of(how.wait, Wait::no, "wait", memory, options.stream);
   raise_if_broken(memory, options.stream);
   DeviceWorkspace own;
-  if (how.workspace == nullptr)
-    own = device_workspace(layer.batch.query, quire::workspace_bytes(bound.plan()), nb::none(), how.stream);
+  if (how.workspace == nullptr) own = device_workspace(query, quire::workspace_bytes(bound.plan()), nb::none(), how.stream);
   const std::span<std::byte> bytes = how.workspace != nullptr ? bytes_of(*how.workspace) : own.bytes;
   // The preparation has said what a layer's lengths and tables break.
   if (wait == Wait::no && how.part == Part::layer)
     options.ticket = kTicketOfLayers;
   else if (wait == Wait::no)
-    options.ticket = how.remember ? defer(b, c, o, std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer) : defer_untold();
+    options.ticket = how.remember ? defer(layer.batch, layer.cache, layer.options,
+                                          std::shared_ptr<const Plan>(how.bound, &bound.plan()), layer.arrays)
+                                  : defer_untold();
   quire::Status status;
   {
     const nb::gil_scoped_release unlocked;
-    status = how(b, c, o, bytes, options);
-    const auto ask = [&] { return quire::attend_status(bound.plan(), b, c, o, bytes, options); };
+    status = how(layer, bytes, options);
+    const auto ask = [&] { return quire::attend_status(bound.plan(), layer.batch, layer.cache, layer.options, bytes, options); };
     if (status.ok() && wait == Wait::yes) status = how.workspace == nullptr ? status_in_new_workspace(ask) : ask();
   }
   require_ok(status);
@@ -133,54 +107,53 @@ void run(const Run& how, const Layer& layer, const quire::KVCache& c, const quir
 class PyBoundCall {
  public:
   PyBoundCall(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan& plan, nb::handle workspace)
-      : layer_{arrays_of(batch, cache, options), batch.views().padding}, layout_(cache.views().layout) {
+      : layer_{arrays_of(batch, cache, options), batch.views(), cache.checked(), options_or_default(options)} {
     const BatchForCall call = batch.to_read(cache);
-    if (!batch.output_given()) layer_.batch.output = {};
-    options_ = options_or_default(options);
+    if (!batch.output_given()) layer_.set_output({});
     held_ = nb::make_tuple(nb::find(batch), nb::find(cache));  // a scale that was a number lies in the cache
-    check_one_gpu(layer_);
-    bound_ = std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(plan, call.views, cache.checked(), options_)));
+    check_one_gpu(layer_.arrays);
+    bound_ = std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(plan, call.views, layer_.cache, layer_.options)));
     workspace_ = workspace.is_none() ? nb::none() : nb::borrow(workspace);
-    if (workspace_.is_none() && layer_.batch.query.ordinal >= 0)
-      workspace_ = arrays_function("empty_bytes_like")(layer_.batch.query.object, quire::workspace_bytes(plan), nb::none());
+    const ArrayRef& query = layer_.arrays.batch.query;
+    if (workspace_.is_none() && query.ordinal >= 0)
+      workspace_ = arrays_function("empty_bytes_like")(query.object, quire::workspace_bytes(plan), nb::none());
     if (workspace_.is_none()) return;
     place_ = import_workspace(workspace_);
-    check_workspace(layer_.batch.query, place_);
+    check_workspace(query, place_);
   }
 
-  nb::object call(const GivenArrays& given, nb::handle stream, nb::handle wait, bool prepared) const {
+  nb::object call(const Arguments& given) const {
+    const bool prepared = given.flag("prepared", false);
+    const nb::object stream = given.get("stream"), wait = given.get("wait");
     if (prepared && !prepared_)
       throw_error(Code::invalid_argument, "prepared: True, but prepare() of this BoundCall was never called");
     check_still_there(place_, "workspace");
     Layer now = layer_;
-    const auto replace = [&](const TensorField& f, nb::handle by, ArrayRef& array) {
-      if (by.is_valid() && !by.is_none())
-        array = import_array(by, f.member.data(), access_of(f), type_bound(f, array), role_of(f.kind));
-      else
-        check_still_there(array, f.member.data());
+    const auto replace = [&](const TensorField& f, nb::handle by, ArrayRef& array, Tensor& view) {
+      if (by.is_none()) return check_still_there(array, f.member.data());
+      array = import_array(by, f.member.data(), access_of(f), type_bound(f, array), role_of(f.kind));
+      view = array.view;
     };
-    quire::batch::for_each_tensor(replace, given, now);
-    if (now.batch.query.ordinal != layer_.batch.query.ordinal)
-      throw_error(Code::invalid_argument, "query: lives on GPU " + std::to_string(now.batch.query.ordinal) + ", bound on GPU " +
-                                              std::to_string(layer_.batch.query.ordinal));
-    if (!now.batch.output) now.batch.output = new_output(now.batch.query, now.cache_views(layout_), stream);
-    quire::Options o = options_;
-    set_views(quire::batch::OptionsPart{std::as_const(now.options)}, quire::batch::OptionsPart{o});
-    run({bound_, place_ ? &place_ : nullptr, stream, wait, true, prepared ? Part::layer : Part::call}, now,
-        now.cache_views(layout_), o);
-    return array_object(now.batch.output);
+    quire::batch::for_each_tensor(replace, tensors_given(given), now.arrays, now);
+    const int ordinal = now.arrays.batch.query.ordinal, bound = layer_.arrays.batch.query.ordinal;
+    if (ordinal != bound)
+      throw_error(Code::invalid_argument,
+                  "query: lives on GPU " + std::to_string(ordinal) + ", bound on GPU " + std::to_string(bound));
+    if (!now.arrays.batch.output) now.set_output(new_output(now, stream));
+    run({bound_, place_ ? &place_ : nullptr, stream, wait, true, prepared ? Part::layer : Part::call}, now);
+    return array_object(now.arrays.batch.output);
   }
 
   void prepare(nb::handle stream, nb::handle wait) {
     Layer first = layer_;
     // No output exists yet if each call makes its own. prepare() writes none, so any memory of the query's shape will do.
-    if (!first.batch.output) first.batch.output = new_output(first.batch.query, first.cache_views(layout_), stream);
+    if (!first.arrays.batch.output) first.set_output(new_output(first, stream));
     check_still_there(place_, "workspace");
     const auto check = [](const TensorField& f, const ArrayRef& array) {
       if (f.of_step()) check_still_there(array, f.member.data());
     };
-    quire::batch::for_each_tensor(check, layer_);
-    run({bound_, place_ ? &place_ : nullptr, stream, wait, true, Part::preparation}, first, first.cache_views(layout_), options_);
+    quire::batch::for_each_tensor(check, layer_.arrays);
+    run({bound_, place_ ? &place_ : nullptr, stream, wait, true, Part::preparation}, first);
     prepared_ = true;
   }
 
@@ -188,77 +161,60 @@ class PyBoundCall {
   nb::object workspace() const { return workspace_; }
 
  private:
-  static Access access_of(const TensorField& f) {
-    return f.access == quire::batch::Access::written ? Access::write : Access::read;
-  }
-
   /// The type of what was bound, for arrays that hold raw bits. Rows that were not bound have the query's type.
   std::string type_bound(const TensorField& f, const ArrayRef& bound) const {
     if (role_of(f.kind) == Role::f32 || (!bound && f.kind != quire::batch::Kind::rows)) return {};
-    return std::string(quire::name(bound ? bound.view.dtype : layer_.batch.query.view.dtype));
+    return std::string(quire::name(bound ? bound.view.dtype : layer_.batch.query.dtype));
   }
 
   bool prepared_ = false;
   nb::object held_;
   Layer layer_;
-  quire::CacheLayout layout_;
-  quire::Options options_;
   std::shared_ptr<const BoundAttend> bound_;
   nb::object workspace_;
   ArrayRef place_;
+};
+
+/// The longest that a caller lets requests be; 0: it did not say.
+struct Bounds {
+  std::int64_t query_len = 0, seq_len = 0;
+  bool operator==(const Bounds&) const = default;
 };
 
 /// Calls that were made before, the last one first. A plan for a GPU depends on shapes and bounds alone, so a call that differs
 /// in addresses only has the same one. On a CPU it depends on lengths, and is made each time.
 class CallCache {
  public:
-  nb::object attend(const Layer& layer, quire::CacheLayout layout, const quire::Options& o, std::int64_t max_query_len,
-                    std::int64_t max_seq_len, nb::handle stream, nb::handle wait, bool remember, const ArrayRef* workspace,
-                    Part part) {
-    const quire::Batch b = layer.batch_views();
-    const quire::KVCache c = layer.cache_views(layout);
-    run({find(layer.batch.query.ordinal, b, c, o, max_query_len, max_seq_len), workspace, stream, wait, remember, part}, layer, c,
-        o);
-    return array_object(layer.batch.output);
-  }
-  /// workspace_bytes() of the plan that attend() has for the same arguments.
-  std::size_t workspace_bytes(const Layer& layer, quire::CacheLayout layout, const quire::Options& o, std::int64_t max_query_len,
-                              std::int64_t max_seq_len) {
-    return quire::workspace_bytes(
-        find(layer.batch.query.ordinal, layer.batch_views(), layer.cache_views(layout), o, max_query_len, max_seq_len)->plan());
-  }
-
- private:
-  struct Known {
-    std::int64_t max_query_len = 0, max_seq_len = 0;
-    int ordinal = -1;
-    std::shared_ptr<const BoundAttend> bound;
-  };
-  static constexpr std::size_t kKnown = 32;
-
-  static std::shared_ptr<const BoundAttend> make(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
-                                                 std::int64_t max_query_len, std::int64_t max_seq_len) {
-    Plan plan = unwrap(
-        quire::plan(b, c, o, {.num_threads = threads_of_plan(0, b), .max_query_len = max_query_len, .max_seq_len = max_seq_len}));
-    return std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(std::move(plan), b, c, o)));
-  }
-
-  std::shared_ptr<const BoundAttend> find(int ordinal, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o,
-                                          std::int64_t max_query_len, std::int64_t max_seq_len) {
-    if (b.query.memory == Memory::cpu) return make(b, c, o, max_query_len, max_seq_len);
+  std::shared_ptr<const BoundAttend> find(const Layer& layer, const Bounds& bounds) {
+    if (layer.batch.query.memory == Memory::cpu) return make(layer, bounds);
+    const int ordinal = layer.arrays.batch.query.ordinal;
     const auto same = [&](const Known& k) {
-      return k.ordinal == ordinal && k.max_query_len == max_query_len && k.max_seq_len == max_seq_len &&
-             k.bound->same_call(b, c, o);
+      return k.ordinal == ordinal && k.bounds == bounds && k.bound->same_call(layer.batch, layer.cache, layer.options);
     };
     const auto found = std::find_if(known_.begin(), known_.end(), same);
     if (found != known_.end()) {
       std::rotate(known_.begin(), found, found + 1);
       return known_.front().bound;
     }
-    std::shared_ptr<const BoundAttend> made = make(b, c, o, max_query_len, max_seq_len);
+    std::shared_ptr<const BoundAttend> made = make(layer, bounds);
     if (known_.size() == kKnown) known_.pop_back();
-    known_.insert(known_.begin(), {max_query_len, max_seq_len, ordinal, made});
+    known_.insert(known_.begin(), {bounds, ordinal, made});
     return made;
+  }
+
+ private:
+  struct Known {
+    Bounds bounds;
+    int ordinal = -1;
+    std::shared_ptr<const BoundAttend> bound;
+  };
+  static constexpr std::size_t kKnown = 32;
+
+  static std::shared_ptr<const BoundAttend> make(const Layer& l, const Bounds& bounds) {
+    Plan plan = unwrap(quire::plan(
+        l.batch, l.cache, l.options,
+        {.num_threads = threads_of_plan(0, l.batch), .max_query_len = bounds.query_len, .max_seq_len = bounds.seq_len}));
+    return std::make_shared<const BoundAttend>(unwrap(BoundAttend::make(std::move(plan), l.batch, l.cache, l.options)));
   }
 
   std::vector<Known> known_;
@@ -270,7 +226,8 @@ CallCache& call_cache() {
   return *cache;
 }
 
-std::int64_t bound_or_zero(const std::optional<std::int64_t>& bound, const char* name) {
+std::int64_t bound_or_zero(const Arguments& given, const char* name) {
+  const std::optional<std::int64_t> bound = given.integer(name);
   if (bound && *bound < 0)
     throw_error(Code::invalid_argument, std::string(name) + ": " + std::to_string(*bound) + ", expected at least 0");
   return bound.value_or(0);
@@ -311,83 +268,49 @@ std::optional<Part> part_named(const std::string& name, nb::handle workspace) {
   return part;
 }
 
-/// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
-nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::handle v, nb::handle query_start_loc,
-                         nb::handle seq_lens, nb::handle block_table, const std::string& layout, const std::string& cache_dtype,
-                         nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle lse, nb::handle k_scale,
-                         nb::handle v_scale, std::optional<float> softmax_scale, std::optional<std::int64_t> sliding_window,
-                         std::optional<float> logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks,
-                         const std::optional<std::string>& padding, std::optional<std::int64_t> max_query_len,
-                         std::optional<std::int64_t> max_seq_len, nb::handle stream, nb::handle wait, bool remember,
-                         nb::handle q_scale, nb::handle output_scale, nb::handle workspace, const std::string& part,
-                         nb::handle causal, nb::handle q_begin, nb::handle key_begin, std::optional<std::int64_t> window_right,
-                         nb::handle spans, nb::handle prefix_lens, nb::handle tree_mask, nb::handle tree_lens,
-                         std::optional<std::int64_t> attention_chunk, std::optional<std::int64_t> prefix_len,
-                         bool spans_beyond_window, nb::handle k_block_scale, nb::handle v_block_scale) {
-  const std::optional<Part> asked = part_named(part, workspace);
-  const quire::CacheLayout order = layout_named(layout);
-  if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
-  float scales[4];
-  Layer now;
-  now.batch.query = import_array(query, "query", Access::read, {}, Role::rows);
-  now.batch.lse = import_array(lse, "lse", Access::write, {}, Role::f32);
-  if (padding) now.padding = padding_named(*padding);
-  now.batch.query_start_loc = import_index(query_start_loc, "query_start_loc", query);
-  now.batch.seq_lens = import_index(seq_lens, "seq_lens", query);
-  now.batch.block_table = import_index(block_table, "block_table", query);
-  now.batch.cached_lens = nb::isinstance<nb::str>(cached_lens) ? derived_cached_lens(now.batch, stream)
-                                                               : import_index(cached_lens, "cached_lens", query);
-  now.batch.key = import_array(key, "key", Access::read, {}, Role::rows);
-  now.batch.value = import_array(value, "value", Access::read, {}, Role::rows);
-  now.cache.k = import_array(k, "k", Access::read, cache_dtype, Role::cache);
-  now.cache.v = import_array(v, "v", Access::read, cache_dtype, Role::cache);
-  now.batch.output = output.is_none() ? new_output(now.batch.query, now.cache_views(order), stream)
-                                      : import_array(output, "output", Access::write, {}, Role::rows);
-  now.cache.k_scale = import_scale(k_scale, "k_scale", now.cache.k, scales[0]);
-  now.cache.v_scale = import_scale(v_scale, "v_scale", now.cache.k, scales[1]);
-  now.cache.k_block_scale = import_block_scales(k_block_scale, "k_block_scale", now.cache.k.view.dtype);
-  now.cache.v_block_scale = import_block_scales(v_block_scale, "v_block_scale", now.cache.v.view.dtype);
-  now.batch.q_scale = import_scale(q_scale, "q_scale", now.batch.query, scales[2]);
-  now.batch.output_scale = import_scale(output_scale, "output_scale", now.batch.query, scales[3]);
-  now.options.alibi_slopes = import_array(alibi_slopes, "alibi_slopes", Access::read, {}, Role::f32);
-  now.options.sinks = import_array(sinks, "sinks", Access::read, {}, Role::f32);
-  const bool one_flag = PyBool_Check(causal.ptr()) != 0;
-  if (!one_flag) now.batch.causal = import_flags(causal, "causal", query);
-  now.batch.q_begin = import_index(q_begin, "q_begin", query);
-  now.batch.key_begin = import_index(key_begin, "key_begin", query);
-  now.batch.spans = import_index(spans, "spans", query);
-  now.batch.prefix_lens = import_index(prefix_lens, "prefix_lens", query);
-  now.batch.tree_mask = import_array(tree_mask, "tree_mask", Access::read, {}, Role::flags);
-  now.batch.tree_lens = import_index(tree_lens, "tree_lens", query);
-  const quire::Options o{.softmax_scale = softmax_scale,
-                         .sliding_window = sliding_window,
-                         .logits_soft_cap = logits_soft_cap,
-                         .alibi_slopes = now.options.alibi_slopes.view,
-                         .sinks = now.options.sinks.view,
-                         .causal = !one_flag || causal.is(Py_True),
-                         .window_right = window_right,
-                         .attention_chunk = attention_chunk,
-                         .prefix_len = prefix_len,
-                         .spans_beyond_window = spans_beyond_window};
-  const std::int64_t most_rows = bound_or_zero(max_query_len, "max_query_len");
-  const std::int64_t most_keys = bound_or_zero(max_seq_len, "max_seq_len");
-  if (!asked) return nb::int_(call_cache().workspace_bytes(now, order, o, most_rows, most_keys));
-  const ArrayRef place = import_workspace(workspace);
-  if (place) check_workspace(now.batch.query, place);
-  return call_cache().attend(now, order, o, most_rows, most_keys, stream, wait, remember, place ? &place : nullptr, *asked);
+/// Arguments of attend_arrays().
+const Signature& signature_of_arrays() {
+  static const auto& signature = *new Signature("attend_arrays", {},
+                                                arguments_of_call({{"cache_dtype", "str = ''"},
+                                                                   {"max_query_len", "int | None = None"},
+                                                                   {"max_seq_len", "int | None = None"},
+                                                                   {"workspace", "typing.Any | None = None"},
+                                                                   {"stream", "typing.Any | None = None"},
+                                                                   {"wait", "bool | None = None"},
+                                                                   {"remember", "bool = True"},
+                                                                   {"part", "str = 'call'"}}));
+  return signature;
 }
 
-static_assert(quire::batch::kNumTensors == 28, "attend_arrays() and BoundCall.__call__ name each tensor of a layer");
+/// The layer that was given. `numbers` holds scales that are Python numbers.
+Layer layer_given(const Arguments& given, nb::handle stream, Numbers& of_batch, Numbers& of_cache) {
+  ForCall<nb::handle> tensors = tensors_given(given);
+  if (tensors.batch.query.is_none()) throw_error(Code::invalid_argument, "query: is None");
+  const bool derived = nb::isinstance<nb::str>(tensors.batch.cached_lens);
+  if (derived) tensors.batch.cached_lens = nb::handle(Py_None);
+  const std::string dtype = given.text("cache_dtype", "");
+  Layer layer{.arrays = {import_batch(tensors.batch, {}, of_batch), import_cache(tensors.cache, dtype, dtype, of_cache),
+                         import_options(tensors.options)}};
+  if (derived) layer.arrays.batch.cached_lens = derived_cached_lens(layer.arrays.batch, stream);
+  set_views(layer.arrays, layer);
+  read_choices(given, layer);
+  if (!layer.arrays.batch.output) layer.set_output(new_output(layer, stream));
+  return layer;
+}
 
-/// Refuses what nanobind would refuse in words of its own.
-void check_call(const nb::kwargs& others, nb::handle prepared) {
-  for (const auto& [name, value] : others) {
-    const nb::object words = nb::module_::import_("quire._messages").attr("unknown_argument_of");
-    const nb::object call = nb::type<PyBoundCall>().attr("__call__");
-    throw_error(Code::invalid_argument, "BoundCall(): " + nb::cast<std::string>(words(call, name)));
-  }
-  if (PyBool_Check(prepared.ptr()) == 0)
-    throw_error(Code::invalid_argument, "prepared: " + shown(prepared) + ", expected True or False");
+/// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+nb::object attend_arrays(const nb::dict& call) {
+  const Arguments given(signature_of_arrays(), call);
+  const nb::object workspace = given.get("workspace"), stream = given.get("stream"), wait = given.get("wait");
+  const std::optional<Part> asked = part_named(given.text("part", "call"), workspace);
+  Numbers of_batch, of_cache;
+  const Layer layer = layer_given(given, stream, of_batch, of_cache);
+  const Bounds bounds{bound_or_zero(given, "max_query_len"), bound_or_zero(given, "max_seq_len")};
+  if (!asked) return nb::int_(quire::workspace_bytes(call_cache().find(layer, bounds)->plan()));
+  const ArrayRef place = import_workspace(workspace);
+  if (place) check_workspace(layer.arrays.batch.query, place);
+  run({call_cache().find(layer, bounds), place ? &place : nullptr, stream, wait, given.flag("remember", true), *asked}, layer);
+  return array_object(layer.arrays.batch.output);
 }
 
 constexpr const char* kBindDoc =
@@ -437,93 +360,55 @@ device, which writes no row if they break a rule).
 Raises ArgumentError, naming the array, if a shape, stride, dtype or device is not that of bind(); ContractError for addresses
 that break a rule (output that shares memory, say) before any output byte changes. The GIL is released.)";
 
-}  // namespace
+/// Arguments of BoundCall.__call__().
+const Signature& signature_of_call() {
+  static const auto& signature = *new Signature(
+      "BoundCall", {"query", "k", "v", "output", "lse", "key", "value", "k_scale", "v_scale", "alibi_slopes", "sinks"},
+      arguments_of_layer({{"stream", "typing.Any | None = None"}, {"wait", "bool | None = None"}, {"prepared", "bool = False"}}));
+  return signature;
+}
 
-void bind_bound(nb::module_& m) {
+void bind_call(nb::module_& m) {
   nb::class_<PyBoundCall>(m, "BoundCall", kBoundDoc)
       .def(
           "__call__",
-          [](const PyBoundCall& self, nb::handle query, nb::handle k, nb::handle v, nb::handle output, nb::handle lse,
-             nb::handle key, nb::handle value, nb::handle k_scale, nb::handle v_scale, nb::handle alibi_slopes, nb::handle sinks,
-             nb::handle q_scale, nb::handle output_scale, nb::handle stream, nb::handle wait, nb::handle prepared,
-             nb::handle k_block_scale, nb::handle v_block_scale, const nb::kwargs& others) {
-            check_call(others, prepared);
-            const GivenArrays given{.batch = {.query = query,
-                                              .output = output,
-                                              .key = key,
-                                              .value = value,
-                                              .lse = lse,
-                                              .q_scale = q_scale,
-                                              .output_scale = output_scale},
-                                    .cache = {k, v, k_scale, v_scale, k_block_scale, v_block_scale},
-                                    .options = {alibi_slopes, sinks}};
-            return self.call(given, stream, wait, prepared.ptr() == Py_True);
+          [](const PyBoundCall& self, const nb::args& args, const nb::kwargs& named) {
+            return self.call(Arguments(signature_of_call(), args, named));
           },
-          nb::arg("query") = nb::none(), nb::arg("k") = nb::none(), nb::arg("v") = nb::none(), nb::arg("output") = nb::none(),
-          nb::arg("lse") = nb::none(), nb::arg("key") = nb::none(), nb::arg("value") = nb::none(),
-          nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
-          nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("q_scale") = nb::none(), nb::arg("output_scale") = nb::none(),
-          nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(), nb::arg("prepared") = false,
-          nb::arg("k_block_scale") = nb::none(), nb::arg("v_block_scale") = nb::none(), nb::arg("others"),
-          nb::sig("def __call__(self, query: typing.Any | None = None, k: typing.Any | None = None, v: typing.Any | None = None, "
-                  "output: typing.Any | None = None, lse: typing.Any | None = None, key: typing.Any | None = None, "
-                  "value: typing.Any | None = None, k_scale: typing.Any | None = None, v_scale: typing.Any | None = None, "
-                  "alibi_slopes: typing.Any | None = None, sinks: typing.Any | None = None, *, "
-                  "q_scale: typing.Any | None = None, output_scale: typing.Any | None = None, "
-                  "stream: typing.Any | None = None, wait: bool | None = None, prepared: bool = False, "
-                  "k_block_scale: typing.Any | None = None, v_block_scale: typing.Any | None = None) -> typing.Any"),
-          kCallDoc)
+          nb::sig(signature_of_call().text("__call__", "typing.Any").c_str()), kCallDoc)
       .def("prepare", &PyBoundCall::prepare, nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
            nb::sig("def prepare(self, *, stream: typing.Any | None = None, wait: bool | None = None) -> None"), kPrepareDoc)
       .def_prop_ro("plan", &PyBoundCall::plan, nb::rv_policy::reference_internal, "The plan that every run uses.")
       .def_prop_ro("workspace", &PyBoundCall::workspace, nb::sig("def workspace(self) -> typing.Any"),
                    "The memory that every run uses; None on a CPU, where each thread has its own.")
       .def("__repr__", [](const PyBoundCall& c) { return "<BoundCall " + quire::to_string(c.plan()) + ">"; });
-  m.def(
-      "bind",
-      [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan, nb::handle workspace) {
-        if (plan != nullptr) return std::make_unique<PyBoundCall>(batch, cache, options, *plan, workspace);
-        const BatchForCall call = batch.to_read(cache);
-        const Plan made = unwrap(quire::plan(call.views, cache.checked(), options_or_default(options),
-                                             {.num_threads = threads_of_plan(0, call.views)}));
-        return std::make_unique<PyBoundCall>(batch, cache, options, made, workspace);
-      },
-      nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
-      nb::arg("workspace") = nb::none(),
-      nb::sig("def bind(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
-              "workspace: typing.Any | None = None) -> BoundCall"),
-      kBindDoc);
-  const auto none = nb::none();
-  m.def(
-      "attend_arrays", &attend_arrays, nb::arg("query"), nb::arg("output").none(), nb::arg("k"), nb::arg("v"),
-      nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::arg("layout") = "nhd",
-      nb::arg("cache_dtype") = "", nb::arg("cached_lens") = none, nb::arg("key") = none, nb::arg("value") = none,
-      nb::arg("lse") = none, nb::arg("k_scale") = none, nb::arg("v_scale") = none, nb::arg("softmax_scale") = none,
-      nb::arg("sliding_window") = none, nb::arg("logits_soft_cap") = none, nb::arg("alibi_slopes") = none,
-      nb::arg("sinks") = none, nb::arg("padding") = none, nb::arg("max_query_len") = none, nb::arg("max_seq_len") = none,
-      nb::arg("stream") = none, nb::arg("wait") = none, nb::arg("remember") = true, nb::arg("q_scale") = none,
-      nb::arg("output_scale") = none, nb::arg("workspace") = none, nb::arg("part") = "call", nb::arg("causal") = true,
-      nb::arg("q_begin") = none, nb::arg("key_begin") = none, nb::arg("window_right") = none, nb::arg("spans") = none,
-      nb::arg("prefix_lens") = none, nb::arg("tree_mask") = none, nb::arg("tree_lens") = none, nb::arg("attention_chunk") = none,
-      nb::arg("prefix_len") = none, nb::arg("spans_beyond_window") = false, nb::arg("k_block_scale") = none,
-      nb::arg("v_block_scale") = none,
-      nb::sig(
-          "def attend_arrays(query: typing.Any, output: typing.Any, k: typing.Any, v: typing.Any, "
-          "query_start_loc: typing.Any, seq_lens: typing.Any, block_table: typing.Any, layout: str = 'nhd', "
-          "cache_dtype: str = '', cached_lens: typing.Any = None, key: typing.Any = None, value: typing.Any = None, "
-          "lse: typing.Any = None, k_scale: typing.Any = None, v_scale: typing.Any = None, "
-          "softmax_scale: float | None = None, sliding_window: int | None = None, logits_soft_cap: float | None = None, "
-          "alibi_slopes: typing.Any = None, sinks: typing.Any = None, padding: str | None = None, max_query_len: int | "
-          "None = None, "
-          "max_seq_len: int | None = None, stream: typing.Any = None, wait: bool | None = None, remember: bool = True, "
-          "q_scale: typing.Any = None, output_scale: typing.Any = None, workspace: typing.Any = None, part: str = 'call', "
-          "causal: typing.Any = True, q_begin: typing.Any = None, key_begin: typing.Any = None, window_right: int | None = None, "
-          "spans: typing.Any = None, prefix_lens: typing.Any = None, tree_mask: typing.Any = None, tree_lens: typing.Any = None, "
-          "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False, "
-          "k_block_scale: typing.Any = None, v_block_scale: typing.Any = None) -> typing.Any"),
-      "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
-      "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
-      "query_len is 1, else seq_len - query_len. causal: one bool, or one flag a request.");
+}
+
+std::unique_ptr<PyBoundCall> bind(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Plan* plan,
+                                  nb::handle workspace) {
+  if (plan != nullptr) return std::make_unique<PyBoundCall>(batch, cache, options, *plan, workspace);
+  const BatchForCall call = batch.to_read(cache);
+  const Plan made = unwrap(
+      quire::plan(call.views, cache.checked(), options_or_default(options), {.num_threads = threads_of_plan(0, call.views)}));
+  return std::make_unique<PyBoundCall>(batch, cache, options, made, workspace);
+}
+
+}  // namespace
+
+void bind_bound(nb::module_& m) {
+  bind_call(m);
+  m.def("bind", &bind, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("plan") = nb::none(),
+        nb::arg("workspace") = nb::none(),
+        nb::sig("def bind(batch: Batch, cache: KVCache, options: Options | None = None, plan: Plan | None = None, "
+                "workspace: typing.Any | None = None) -> BoundCall"),
+        kBindDoc);
+  m.def("attend_arrays", &attend_arrays, nb::arg("call"), nb::sig("def attend_arrays(call: dict[str, typing.Any]) -> typing.Any"),
+        "attend() of arrays by name, without objects for them: for quire.vllm and quire.torch. Arguments: those of fields(), "
+        "cache_dtype, max_query_len, max_seq_len, stream, wait, workspace, part, and remember: False keeps no reference to the "
+        "arrays, "
+        "and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where query_len is "
+        "1, else "
+        "seq_len - query_len.");
 }
 
 }  // namespace quire_python

@@ -8,12 +8,9 @@
 #include <tuple>
 #include <vector>
 
-#include "deferred.hpp"
 #include "errors.hpp"
-#include "executor.hpp"
-#include "quire/workspace.hpp"
+#include "planned.hpp"
 #include "types.hpp"
-#include "workspace.hpp"
 
 namespace quire_python {
 namespace {
@@ -50,88 +47,41 @@ std::vector<SharedRun> runs_of(nb::handle runs) {
   return made;
 }
 
-Cascade plan_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions* options, nb::handle runs, bool always,
-                     const std::optional<std::string>& kernel, bool batch_invariant, bool exact_weights, int num_threads,
-                     const std::optional<std::string>& partials) {
-  check_num_threads(num_threads);
+Cascade plan_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const nb::dict& named) {
+  const Arguments given(named);
   const BatchForCall call = batch.to_read(cache);
   quire::CascadeSettings settings;
-  settings.plan = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, call.views);
+  settings.plan = settings_of_plan(settings_given(given), call.views);
+  const nb::object runs = given.get("runs");
   settings.find = runs.is_none();
   if (!settings.find) settings.runs = runs_of(runs);
-  settings.always = always;
-  if (partials) {
-    const std::optional<quire::DType> known = quire::dtype_from_name(*partials);
+  settings.always = given.flag("always", false);
+  if (const std::string partials = given.text("partials", ""); !partials.empty()) {
+    const std::optional<quire::DType> known = quire::dtype_from_name(partials);
     if (!known)
-      throw_error(Code::invalid_argument, "partials: \"" + *partials + "\" is no dtype; expected \"f32\" or the query's");
+      throw_error(Code::invalid_argument, "partials: \"" + partials + "\" is no dtype; expected \"f32\" or the query's");
     settings.partials = *known;
   }
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  quire::Result<Cascade> made = [&] {
-    const nb::gil_scoped_release unlocked;
-    return quire::plan_cascade(call.views, c, o, settings);
-  }();
-  return unwrap(std::move(made));
+  return unwrap(without_gil([&] { return quire::plan_cascade(call.views, c, o, settings); }));
 }
 
-/// One call on a GPU. Without waiting, what the device finds is raised by the next call or synchronize(), without the rule.
-void on_gpu(const PyBatch& batch, const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, const Cascade& cascade,
-            nb::handle workspace, nb::handle stream, nb::handle wait, bool prepared, bool only_prepare) {
-  quire::AttendOptions how{.stream = stream_for(stream, batch.arrays().query), .prepared = prepared};
-  const bool alone = workspace.is_none();
-  if (alone && (prepared || only_prepare))
-    throw_error(Code::invalid_argument, "workspace: None, expected the one that prepare() filled for the layers of the step");
-  const Wait chosen =
-      wait_of(wait, alone ? Wait::yes : Wait::no, wait.is_none() ? "workspace" : "wait", b.query.memory, how.stream);
-  raise_if_broken(b.query.memory, how.stream);
-  const DeviceWorkspace place = device_workspace(batch.arrays().query, quire::workspace_bytes(cascade), workspace, stream);
-  if (chosen == Wait::no) how.ticket = defer_untold();
-  quire::Status status;
-  {
-    const nb::gil_scoped_release unlocked;
-    status = only_prepare ? quire::prepare_cascade(cascade, b, c, o, place.bytes, how)
-                          : quire::attend_cascade(cascade, b, c, o, place.bytes, how);
-    if (status.ok() && chosen == Wait::yes) status = quire::cascade_status(cascade, b, c, o, place.bytes, how);
-  }
-  require_ok(status);
-}
-
-void on_host(const quire::Batch& b, const quire::KVCache& c, const quire::Options& o, const Cascade& cascade,
-             nb::handle workspace, bool only_prepare) {
-  static thread_local quire::Workspace own;
-  const ArrayRef given = import_workspace(workspace);
-  const std::span<std::byte> bytes = given ? bytes_of(given) : own.at_least(quire::workspace_bytes(cascade));
-  const Threads threads = current_threads();
-  quire::Status status;
-  {
-    const nb::gil_scoped_release unlocked;
-    const quire::AttendOptions how{.executor = threads.executor.get()};
-    status =
-        only_prepare ? quire::prepare_cascade(cascade, b, c, o, bytes, how) : quire::attend_cascade(cascade, b, c, o, bytes, how);
-  }
-  require_ok(status);
-}
+constexpr Steps<Cascade, quire::Batch, quire::KVCache, quire::Options> kSteps{quire::prepare_cascade, quire::attend_cascade,
+                                                                              quire::cascade_status};
 
 nb::object attend_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Cascade& cascade,
                           nb::handle workspace, nb::handle stream, nb::handle wait, bool prepared) {
   const BatchForCall call = batch.to_write(cache, stream);
-  const quire::Options& o = options_or_default(options);
-  if (call.views.query.memory == quire::Memory::cpu)
-    on_host(call.views, cache.checked(), o, cascade, workspace, false);
-  else
-    on_gpu(batch, call.views, cache.checked(), o, cascade, workspace, stream, wait, prepared, false);
+  run_planned(kSteps, batch.arrays().query, {workspace, stream, wait, prepared}, cascade, call.views, cache.checked(),
+              options_or_default(options));
   return result_of(batch, call);
 }
 
 void prepare_cascade(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const Cascade& cascade,
                      nb::handle workspace, nb::handle stream) {
-  const BatchForCall call = batch.to_read(cache);
-  const quire::Options& o = options_or_default(options);
-  if (call.views.query.memory == quire::Memory::cpu)
-    on_host(call.views, cache.checked(), o, cascade, workspace, true);
-  else
-    on_gpu(batch, call.views, cache.checked(), o, cascade, workspace, stream, nb::bool_(false), false, true);
+  run_planned(kSteps, batch.arrays().query, {workspace, stream, nb::handle(Py_False), false, true}, cascade,
+              batch.to_read(cache).views, cache.checked(), options_or_default(options));
 }
 
 std::string described(const Cascade& c) {
@@ -184,10 +134,8 @@ void bind_class(nb::module_& m) {
 
 void bind_cascade(nb::module_& m) {
   bind_class(m);
-  m.def("plan_cascade", &plan_cascade, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(),
-        nb::arg("runs") = nb::none(), nb::arg("always") = false, nb::arg("kernel") = nb::none(),
-        nb::arg("batch_invariant") = false, nb::arg("exact_weights") = false, nb::arg("num_threads") = 0,
-        nb::arg("partials") = nb::none(), "quire.cascade.plan().");
+  m.def("plan_cascade", &plan_cascade, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("settings"),
+        "quire.cascade.plan().");
   m.def("attend_cascade", &attend_cascade, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(),
         nb::arg("plan"), nb::arg("workspace") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
         nb::arg("prepared") = false, "quire.cascade.attend().");

@@ -140,7 +140,17 @@ void remember(PyLedger& ledger, const PyCache& cache, nb::handle slots) {
   require_ok(status);
 }
 
-void bind_ledger(nb::module_& m) {
+constexpr const char* kLedgerDoc =
+    R"(A per-slot record of who wrote it and when: fed by append(), consulted by check().
+
+With a ledger, check() also finds reads of slots never written (Q-L01), written for another request (Q-L02), for another
+position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot. Not thread-safe.
+
+digests=True: the ledger also keeps 64 bits of K and 64 of V of each slot, scales of the slot included, taken after each append().
+check() at depth "contents" then finds slots that changed since, or were not moved as move() said (Q-L07). 24 bytes a slot more;
+append() and check() read the slots once more, and wait for a GPU.)";
+
+void bind_entry(nb::module_& m) {
   using Entry = quire::SlotLedger::Entry;
   nb::class_<Entry>(m, "LedgerEntry", "Who wrote a slot last; request -1 means never written.")
       .def_ro("request", &Entry::request)
@@ -151,24 +161,13 @@ void bind_ledger(nb::module_& m) {
         return "<LedgerEntry request=" + std::to_string(e.request) + " position=" + std::to_string(e.position) +
                " step=" + std::to_string(e.step) + (e.recycled ? " recycled>" : ">");
       });
-  nb::class_<PyLedger>(m, "SlotLedger", R"(A per-slot record of who wrote it and when: fed by append(), consulted by check().
+}
 
-With a ledger, check() also finds reads of slots never written (Q-L01), written for another request (Q-L02), for another
-position (Q-L03), or recycled since (Q-L04). Host memory, about 24 bytes a slot. Not thread-safe.
-
-digests=True: the ledger also keeps 64 bits of K and 64 of V of each slot, scales of the slot included, taken after each append().
-check() at depth "contents" then finds slots that changed since, or were not moved as move() said (Q-L07). 24 bytes a slot more;
-append() and check() read the slots once more, and wait for a GPU.)")
-      .def(
-          "__init__",
-          [](PyLedger* self, const nb::args& args, const nb::kwargs& kwargs) {
-            const Arguments given("SlotLedger", {"num_pages", "page_size", "digests"}, 2, args, kwargs);
-            for (const char* name : {"num_pages", "page_size"}) given.required(name);
-            new (self) PyLedger(given.integer("num_pages").value_or(-1), given.integer("page_size").value_or(-1),
-                                given.flag("digests", false));
-          },
-          nb::sig("def __init__(self, num_pages: int, page_size: int, *, digests: bool = False) -> None"))
-      .def(
+void bind_ledger(nb::module_& m) {
+  nb::class_<PyLedger> type(m, "SlotLedger", kLedgerDoc);
+  def_init(type,
+           {"SlotLedger", {"num_pages", "page_size"}, {{"num_pages", "int"}, {"page_size", "int"}, {"digests", "bool = False"}}});
+  type.def(
           "begin_step", [](PyLedger& l, std::int64_t step) { l.ledger.begin_step(step); }, nb::arg("step"),
           "Starts step `step`; later writes carry it. Steps only grow.")
       .def(
@@ -222,12 +221,15 @@ dst is written. A move that was not carried out, or otherwise, is then found by 
 
 }  // namespace
 
-PyLedger::PyLedger(std::int64_t num_pages, std::int64_t page_size, bool digests)
-    : ledger(unwrap(quire::SlotLedger::create(num_pages, page_size, digests))) {}
+PyLedger::PyLedger(const Arguments& given)
+    : ledger((given.required("num_pages"), given.required("page_size"),
+              unwrap(quire::SlotLedger::create(given.integer("num_pages").value_or(-1), given.integer("page_size").value_or(-1),
+                                               given.flag("digests", false))))) {}
 
 void bind_contract(nb::module_& m) {
   bind_findings(m);
   bind_rules(m);
+  bind_entry(m);
   bind_ledger(m);
   m.def(
       "check", &check, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("depth") = "contents",

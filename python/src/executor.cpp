@@ -68,12 +68,10 @@ int threads_of_plan(int num_threads, const quire::Batch& batch) {
   return num_threads > 0 || batch.query.memory != quire::Memory::cpu ? num_threads : current_threads().chosen;
 }
 
-quire::PlanSettings settings_of_plan(const std::optional<std::string>& kernel, bool batch_invariant, bool exact_weights,
-                                     int num_threads, const quire::Batch& batch) {
-  return {.kernel = kernel.value_or(""),
-          .batch_invariant = batch_invariant,
-          .exact_weights = exact_weights,
-          .num_threads = threads_of_plan(num_threads, batch)};
+quire::PlanSettings settings_of_plan(quire::PlanSettings asked, const quire::Batch& batch) {
+  check_num_threads(asked.num_threads);
+  asked.num_threads = threads_of_plan(asked.num_threads, batch);
+  return asked;
 }
 
 void set_num_threads(int num_threads) {

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "quire/batch.hpp"
 #include "quire/executor.hpp"
@@ -31,8 +29,7 @@ void set_num_threads(int num_threads);
 void check_num_threads(int num_threads);
 /// Number of threads for a plan: the argument, or what set_num_threads() chose, which is about CPUs.
 int threads_of_plan(int num_threads, const quire::Batch& batch);
-/// Settings of a plan that every plan() takes, for a batch.
-quire::PlanSettings settings_of_plan(const std::optional<std::string>& kernel, bool batch_invariant, bool exact_weights,
-                                     int num_threads, const quire::Batch& batch);
+/// What a caller asked of a plan, with the threads that it gets. Raises for a number of threads that no machine has.
+quire::PlanSettings settings_of_plan(quire::PlanSettings asked, const quire::Batch& batch);
 
 }  // namespace quire_python

@@ -2,12 +2,13 @@
 // The slot ledger as Python holds it; shared by check, append and the page pool.
 #pragma once
 
+#include "arguments.hpp"
 #include "quire/contract.hpp"
 
 namespace quire_python {
 
 struct PyLedger {
-  PyLedger(std::int64_t num_pages, std::int64_t page_size, bool digests);
+  explicit PyLedger(const Arguments& given);
   quire::SlotLedger ledger;
 };
 

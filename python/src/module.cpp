@@ -53,6 +53,7 @@ NB_MODULE(_quire, m) {
   // A library that keeps a reference until the interpreter ends (torch._dynamo) would cause eight lines about our bindings.
   nanobind::set_leak_warnings(false);
   quire_python::bind_errors();
+  quire_python::bind_fields(m);
   quire_python::bind_types(m);
   quire_python::bind_contract(m);
   quire_python::bind_pool(m);

@@ -32,18 +32,15 @@ void check_bound(std::int64_t bound, const std::string& name) {
     throw_error(Code::invalid_argument, name + ": " + std::to_string(bound) + ", expected at least 0 (0 = not given)");
 }
 
-Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
-          bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len, bool exact_weights) {
-  check_num_threads(num_threads);
-  check_bound(max_query_len, "max_query_len");
-  check_bound(max_seq_len, "max_seq_len");
+Plan plan(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PlanSettings& asked) {
+  check_num_threads(asked.num_threads);
+  check_bound(asked.max_query_len, "max_query_len");
+  check_bound(asked.max_seq_len, "max_seq_len");
   const BatchForCall call = batch.to_read(cache);
   const quire::Batch& b = call.views;
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  PlanSettings settings = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, b);
-  settings.max_query_len = max_query_len;
-  settings.max_seq_len = max_seq_len;
+  const PlanSettings settings = settings_of_plan(asked, b);
   return unwrap(without_gil([&] { return quire::plan(b, c, o, settings); }));
 }
 
@@ -189,10 +186,22 @@ void bind_plan(nb::module_& m) {
   bind_device(m);
   bind_plan_class(m);
   bind_explanation(m);
-  m.def("plan", &plan, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("kernel") = nb::none(),
-        nb::arg("batch_invariant") = false, nb::arg("num_threads") = 0, nb::arg("max_query_len") = 0, nb::arg("max_seq_len") = 0,
-        nb::arg("exact_weights") = false,
-        R"(Checks metadata and tables, then plans this batch for this machine. Plan once per step, use it for every layer.
+  m.def(
+      "plan",
+      [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const std::optional<std::string>& kernel,
+         bool batch_invariant, int num_threads, std::int64_t max_query_len, std::int64_t max_seq_len, bool exact_weights) {
+        return plan(batch, cache, options,
+                    {.kernel = kernel.value_or(""),
+                     .batch_invariant = batch_invariant,
+                     .exact_weights = exact_weights,
+                     .num_threads = num_threads,
+                     .max_query_len = max_query_len,
+                     .max_seq_len = max_seq_len});
+      },
+      nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::arg("kernel") = nb::none(),
+      nb::arg("batch_invariant") = false, nb::arg("num_threads") = 0, nb::arg("max_query_len") = 0, nb::arg("max_seq_len") = 0,
+      nb::arg("exact_weights") = false,
+      R"(Checks metadata and tables, then plans this batch for this machine. Plan once per step, use it for every layer.
 
 kernel forces a row of info.kernels() by name. batch_invariant: a request's bits depend neither on the rest of the batch nor on its
 chunking. exact_weights: softmax weights keep f32's precision in every row; otherwise a kernel may round those of long chunks to the

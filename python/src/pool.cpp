@@ -161,19 +161,18 @@ void bind_pool(nb::module_& m) {
   bind_stats(m);
   bind_memory(m);
   const auto request = nb::arg("request");
-  nb::class_<PyPool>(m, "PagePool", kPoolDoc)
-      .def(
-          "__init__",
-          [](PyPool* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyPool(Arguments(
-                "PagePool",
-                {"num_pages", "page_size", "prefix_sharing", "ledgers", "num_layers", "num_kv_heads", "head_dim", "dtype"}, 4,
-                args, kwargs));
-          },
-          nb::sig("def __init__(self, num_pages: int, page_size: int = 16, prefix_sharing: bool = True, "
-                  "ledgers: typing.Any | None = None, *, num_layers: int = 0, num_kv_heads: int = 0, head_dim: int = 0, "
-                  "dtype: typing.Any = 'bf16') -> None"))
-      .def(
+  nb::class_<PyPool> type(m, "PagePool", kPoolDoc);
+  def_init(type, {"PagePool",
+                  {"num_pages", "page_size", "prefix_sharing", "ledgers"},
+                  {{"num_pages", "int"},
+                   {"page_size", "int = 16"},
+                   {"prefix_sharing", "bool = True"},
+                   {"ledgers", "typing.Any | None = None"},
+                   {"num_layers", "int = 0"},
+                   {"num_kv_heads", "int = 0"},
+                   {"head_dim", "int = 0"},
+                   {"dtype", "typing.Any = 'bf16'"}}});
+  type.def(
           "cache",
           [](nb::handle_t<PyPool> self, std::int64_t layer) {
             return new PyCache(nb::cast<const PyPool&>(self).cache(layer), self);  // Python takes it over

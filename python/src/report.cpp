@@ -37,18 +37,22 @@ std::function<void(const std::string&)> stages(const nb::object& progress, std::
   };
 }
 
-Diagnosis run(const Case& c, const DiagnoseOptions& options, const std::exception_ptr& error) {
+/// diagnose() as it was asked for, by name.
+Diagnosis run(const Case& c, const nb::dict& named) {
+  const Arguments given(named);
+  const nb::object profile = given.get("profile"), progress = given.get("progress");
+  std::exception_ptr error;
+  const DiagnoseOptions options{
+      .full = given.flag("full", false),
+      .seconds = given.number("seconds").value_or(0),
+      .profile = profile_from(profile.is_none() ? std::nullopt : std::optional(given.text("profile", ""))),
+      .progress = stages(progress, error)};
   quire::Result<Diagnosis> result = without_gil([&] { return quire::diagnose(c, options); });
   if (error != nullptr) std::rethrow_exception(error);
   return unwrap(std::move(result));
 }
 
-Diagnosis diagnose_case(const PyCase& given, bool full, double seconds, const nb::object& progress,
-                        const std::optional<std::string>& profile) {
-  std::exception_ptr error;
-  return run(given.data,
-             {.full = full, .seconds = seconds, .profile = profile_from(profile), .progress = stages(progress, error)}, error);
-}
+Diagnosis diagnose_case(const PyCase& given, const nb::dict& named) { return run(given.data, named); }
 
 /// The batch with what its output held before the call, as a capture has it. Nobody knows that of a batch without an output, nor
 /// of one whose output is what was observed: NaN then.
@@ -61,8 +65,7 @@ BatchForCall with_output_before(const PyBatch& batch, const PyCache& cache, cons
 }
 
 Diagnosis diagnose_batch(const PyBatch& batch, const PyCache& cache, const PyOptions* options, nb::handle observed,
-                         nb::handle observed_lse, bool full, double seconds, const nb::object& progress,
-                         const std::optional<std::string>& profile) {
+                         nb::handle observed_lse, const nb::dict& named) {
   const ArrayRef out = import_array(observed, "observed", Access::read, std::string(quire::name(batch.views().query.dtype)));
   const ArrayRef lse = import_array(observed_lse, "lse");
   const BatchForCall call = with_output_before(batch, cache, out.view);
@@ -72,8 +75,7 @@ Diagnosis diagnose_batch(const PyBatch& batch, const PyCache& cache, const PyOpt
   c.options = options_or_default(options);
   c.observed = out.view;
   c.observed_lse = lse.view;
-  std::exception_ptr error;
-  return run(c, {.full = full, .seconds = seconds, .profile = profile_from(profile), .progress = stages(progress, error)}, error);
+  return run(c, named);
 }
 
 PyCase reduce_case(const PyCase& given, const Diagnosis& diagnosis) {
@@ -176,11 +178,9 @@ void bind_diagnosis(nb::module_& m) {
 void bind_report(nb::module_& m) {
   bind_suspicion(m);
   bind_diagnosis(m);
-  m.def("diagnose_case", &diagnose_case, nb::arg("case"), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(),
-        nb::arg("profile") = nb::none(), "diagnose() of a case with an observed output.");
+  m.def("diagnose_case", &diagnose_case, nb::arg("case"), nb::arg("how"), "diagnose() of a case with an observed output.");
   m.def("diagnose_batch", &diagnose_batch, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("observed"),
-        nb::arg("lse").none(), nb::arg("full"), nb::arg("seconds"), nb::arg("progress").none(), nb::arg("profile") = nb::none(),
-        "diagnose() of an output and the batch that it was made from.");
+        nb::arg("lse").none(), nb::arg("how"), "diagnose() of an output and the batch that it was made from.");
   m.def("reduce_case", &reduce_case, nb::arg("case"), nb::arg("diagnosis"),
         "The smallest part of a case that still shows the same cause: fewer requests and only the pages that they read.");
   m.def("render_html", &render_html, nb::arg("json"),

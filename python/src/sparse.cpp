@@ -7,12 +7,9 @@
 
 #include <vector>
 
-#include "deferred.hpp"
 #include "errors.hpp"
-#include "executor.hpp"
-#include "quire/workspace.hpp"
+#include "planned.hpp"
 #include "types.hpp"
-#include "workspace.hpp"
 
 namespace quire_python {
 namespace {
@@ -60,23 +57,17 @@ const KeyLists& checked(const PyLists& lists, const PyBatch& batch) {
 }
 
 Sparse plan_sparse(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PyLists& lists,
-                   const std::optional<std::string>& kernel, bool batch_invariant, bool exact_weights, int num_threads,
-                   std::int64_t max_query_len, std::int64_t max_keys, bool empty_lists) {
-  check_num_threads(num_threads);
+                   const nb::dict& named) {
+  const Arguments given(named);
   const BatchForCall call = batch.to_read(cache);
   quire::SparseSettings settings;
-  settings.plan = settings_of_plan(kernel, batch_invariant, exact_weights, num_threads, call.views);
-  settings.plan.max_query_len = max_query_len;
-  settings.plan.max_seq_len = max_keys;
-  settings.empty_lists = empty_lists;
+  settings.plan = settings_of_plan(settings_given(given), call.views);
+  settings.plan.max_seq_len = given.integer("max_keys").value_or(0);
+  settings.empty_lists = given.flag("empty_lists", false);
   const KeyLists& l = checked(lists, batch);
   const quire::KVCache& c = cache.checked();
   const quire::Options& o = options_or_default(options);
-  quire::Result<Sparse> made = [&] {
-    const nb::gil_scoped_release unlocked;
-    return quire::plan_sparse(call.views, c, o, l, settings);
-  }();
-  return unwrap(std::move(made));
+  return unwrap(without_gil([&] { return quire::plan_sparse(call.views, c, o, l, settings); }));
 }
 
 quire::Findings check_sparse(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PyLists& lists) {
@@ -88,72 +79,21 @@ quire::Findings check_sparse(const PyBatch& batch, const PyCache& cache, const P
   return quire::check_sparse(call.views, c, o, l);
 }
 
-/// Arguments of one call.
-struct Call {
-  const quire::Batch& batch;
-  const quire::KVCache& cache;
-  const quire::Options& options;
-  const KeyLists& lists;
-  const Sparse& plan;
-};
-
-/// One call on a GPU. Without waiting, what the device finds is raised by the next call or synchronize(), without the rule.
-void on_gpu(const Call& a, const ArrayRef& query, nb::handle workspace, nb::handle stream, nb::handle wait, bool prepared,
-            bool only_prepare) {
-  quire::AttendOptions how{.stream = stream_for(stream, query), .prepared = prepared};
-  const bool alone = workspace.is_none();
-  if (alone && (prepared || only_prepare))
-    throw_error(Code::invalid_argument, "workspace: None, expected the one that prepare() filled for the layers of the step");
-  const Wait chosen =
-      wait_of(wait, alone ? Wait::yes : Wait::no, wait.is_none() ? "workspace" : "wait", a.batch.query.memory, how.stream);
-  raise_if_broken(a.batch.query.memory, how.stream);
-  const DeviceWorkspace place = device_workspace(query, quire::workspace_bytes(a.plan), workspace, stream);
-  if (chosen == Wait::no) how.ticket = defer_untold();
-  quire::Status status;
-  {
-    const nb::gil_scoped_release unlocked;
-    status = only_prepare ? quire::prepare_sparse(a.plan, a.batch, a.cache, a.options, a.lists, place.bytes, how)
-                          : quire::attend_sparse(a.plan, a.batch, a.cache, a.options, a.lists, place.bytes, how);
-    if (status.ok() && chosen == Wait::yes)
-      status = quire::sparse_status(a.plan, a.batch, a.cache, a.options, a.lists, place.bytes, how);
-  }
-  require_ok(status);
-}
-
-void on_host(const Call& a, nb::handle workspace, bool only_prepare) {
-  static thread_local quire::Workspace own;
-  const ArrayRef given = import_workspace(workspace);
-  const std::span<std::byte> bytes = given ? bytes_of(given) : own.at_least(quire::workspace_bytes(a.plan));
-  const Threads threads = current_threads();
-  quire::Status status;
-  {
-    const nb::gil_scoped_release unlocked;
-    const quire::AttendOptions how{.executor = threads.executor.get()};
-    status = only_prepare ? quire::prepare_sparse(a.plan, a.batch, a.cache, a.options, a.lists, bytes, how)
-                          : quire::attend_sparse(a.plan, a.batch, a.cache, a.options, a.lists, bytes, how);
-  }
-  require_ok(status);
-}
+constexpr Steps<Sparse, quire::Batch, quire::KVCache, quire::Options, KeyLists> kListSteps{
+    quire::prepare_sparse, quire::attend_sparse, quire::sparse_status};
 
 nb::object attend_sparse(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PyLists& lists,
-                         const Sparse& plan, nb::handle workspace, nb::handle stream, nb::handle wait, bool prepared) {
-  const BatchForCall call = batch.to_write(cache, stream);
-  const Call a{call.views, cache.checked(), options_or_default(options), checked(lists, batch), plan};
-  if (call.views.query.memory == quire::Memory::cpu)
-    on_host(a, workspace, false);
-  else
-    on_gpu(a, batch.arrays().query, workspace, stream, wait, prepared, false);
+                         const Sparse& plan, const Asked& asked) {
+  const BatchForCall call = batch.to_write(cache, asked.stream);
+  run_planned(kListSteps, batch.arrays().query, asked, plan, call.views, cache.checked(), options_or_default(options),
+              checked(lists, batch));
   return result_of(batch, call);
 }
 
 void prepare_sparse(const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PyLists& lists,
                     const Sparse& plan, nb::handle workspace, nb::handle stream) {
-  const BatchForCall call = batch.to_read(cache);
-  const Call a{call.views, cache.checked(), options_or_default(options), checked(lists, batch), plan};
-  if (call.views.query.memory == quire::Memory::cpu)
-    on_host(a, workspace, true);
-  else
-    on_gpu(a, batch.arrays().query, workspace, stream, nb::bool_(false), false, true);
+  run_planned(kListSteps, batch.arrays().query, {workspace, stream, nb::handle(Py_False), false, true}, plan,
+              batch.to_read(cache).views, cache.checked(), options_or_default(options), checked(lists, batch));
 }
 
 void bind_classes(nb::module_& m) {
@@ -190,15 +130,18 @@ void bind_classes(nb::module_& m) {
 
 void bind_sparse(nb::module_& m) {
   bind_classes(m);
-  m.def("plan_sparse", &plan_sparse, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(),
-        nb::arg("lists"), nb::arg("kernel") = nb::none(), nb::arg("batch_invariant") = false, nb::arg("exact_weights") = false,
-        nb::arg("num_threads") = 0, nb::arg("max_query_len") = 0, nb::arg("max_keys") = 0, nb::arg("empty_lists") = false,
-        "quire.sparse.plan().");
+  m.def("plan_sparse", &plan_sparse, nb::arg("batch"), nb::arg("cache"), nb::arg("options").none(), nb::arg("lists"),
+        nb::arg("settings"), "quire.sparse.plan().");
   m.def("check_sparse", &check_sparse, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(),
         nb::arg("lists"), "quire.sparse.check().");
-  m.def("attend_sparse", &attend_sparse, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(),
-        nb::arg("lists"), nb::arg("plan"), nb::arg("workspace") = nb::none(), nb::arg("stream") = nb::none(),
-        nb::arg("wait") = nb::none(), nb::arg("prepared") = false, "quire.sparse.attend().");
+  m.def(
+      "attend_sparse",
+      [](const PyBatch& batch, const PyCache& cache, const PyOptions* options, const PyLists& lists, const Sparse& plan,
+         nb::handle workspace, nb::handle stream, nb::handle wait,
+         bool prepared) { return attend_sparse(batch, cache, options, lists, plan, {workspace, stream, wait, prepared}); },
+      nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(), nb::arg("lists"), nb::arg("plan"),
+      nb::arg("workspace") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("wait") = nb::none(),
+      nb::arg("prepared") = false, "quire.sparse.attend().");
   m.def("prepare_sparse", &prepare_sparse, nb::arg("batch"), nb::arg("cache"), nb::arg("options") = nb::none(), nb::kw_only(),
         nb::arg("lists"), nb::arg("plan"), nb::arg("workspace") = nb::none(), nb::arg("stream") = nb::none(),
         "quire.sparse.prepare().");

@@ -6,9 +6,9 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <map>
 #include <utility>
 
-#include "arguments.hpp"
 #include "deferred.hpp"
 #include "errors.hpp"
 
@@ -20,16 +20,11 @@ using quire::Tensor;
 
 using quire::batch::BatchPart;
 using quire::batch::CachePart;
+using quire::batch::for_each_choice;
 using quire::batch::for_each_tensor;
 using quire::batch::Kind;
 using quire::batch::OptionsPart;
 using quire::batch::TensorField;
-
-/// Raises if an array of these parts moved since it was imported.
-template <typename Arrays>
-void check_all_still_there(const Arrays& arrays) {
-  for_each_tensor([](const TensorField& f, const ArrayRef& array) { check_still_there(array, f.member.data()); }, arrays);
-}
 
 /// Raises if an array of these parts is on another GPU than `first`.
 template <typename Arrays>
@@ -40,35 +35,36 @@ void check_all_with(const ArrayRef& first, const char* first_name, const Arrays&
   for_each_tensor(check, arrays);
 }
 
-/// Arrays of views that `owner` keeps alive.
-template <typename Views, typename Arrays>
-void own_views(const Views& views, const Arrays& arrays, nb::handle owner) {
-  for_each_tensor([&](const TensorField&, const Tensor& view, ArrayRef& array) { array = owned_view(view, owner); }, views,
-                  arrays);
+template <typename Number>
+std::string text_of(const std::optional<Number>& choice) {
+  return std::to_string(*choice);
 }
+std::string text_of(bool choice) { return choice ? "True" : "False"; }
+std::string text_of(quire::Padding choice) { return "\"" + std::string(quire::name(choice)) + "\""; }
 
-std::string describe(const PyBatch& batch) {
-  std::string text = "Batch(";
-  const auto add = [&](const TensorField& f, const ArrayRef& array) {
-    if (!array) return;
-    if (text.size() > 6) text += ", ";
-    text += std::string(f.member) + "=" + quire::to_string(array.view);
+/// "Options(causal=False)": what was given, in the order of the arguments.
+template <typename Part>
+std::string describe(const Signature& of, const Part& part, const Part& otherwise) {
+  std::map<std::string_view, std::string> texts;
+  const auto add = [&](const TensorField& f, const Tensor& t) {
+    if (t.present()) texts[f.member] = quire::to_string(t);
   };
-  for_each_tensor(add, BatchPart{batch.arrays()});
-  if (batch.views().padding != quire::Padding::refused)
-    text += ", padding=\"" + std::string(quire::name(batch.views().padding)) + "\"";
-  return text + ")";
+  for_each_tensor(add, part);
+  const auto add_choice = [&](std::string_view name, const auto& choice, const auto& usual) {
+    if (choice != usual) texts[name] = text_of(choice);
+  };
+  for_each_choice(add_choice, part, otherwise);
+  std::string text;
+  for (const Argument& a : of.arguments())
+    if (const auto found = texts.find(a.name); found != texts.end())
+      text += (text.empty() ? "" : ", ") + a.name + "=" + found->second;
+  return std::string(of.call()) + "(" + text + ")";
 }
 
 /// Padding as a Python object: its name, or None for padding that is refused.
 nb::object padding_object(quire::Padding padding) {
   if (padding == quire::Padding::refused) return nb::none();
   return nb::cast(std::string(quire::name(padding)));
-}
-
-quire::Padding read_padding(const Arguments& given) {
-  if (given.get("padding").is_none()) return quire::Padding::refused;
-  return padding_named(given.text("padding", ""));
 }
 
 std::string describe(const PyCache& cache) {
@@ -78,25 +74,6 @@ std::string describe(const PyCache& cache) {
   };
   for_each_tensor(add, CachePart{cache.arrays()});
   return text + "layout=" + std::string(quire::name(cache.views().layout)) + ")";
-}
-
-std::string describe(const PyOptions& options) {
-  const quire::Options& o = options.views();
-  std::string text = "Options(";
-  const auto add = [&](const char* name, const std::string& value) {
-    text += (text.size() > 8 ? ", " : "") + std::string(name) + "=" + value;
-  };
-  if (o.softmax_scale) add("softmax_scale", std::to_string(*o.softmax_scale));
-  if (o.sliding_window) add("sliding_window", std::to_string(*o.sliding_window));
-  if (o.logits_soft_cap) add("logits_soft_cap", std::to_string(*o.logits_soft_cap));
-  if (o.alibi_slopes.present()) add("alibi_slopes", quire::to_string(o.alibi_slopes));
-  if (o.sinks.present()) add("sinks", quire::to_string(o.sinks));
-  if (!o.causal) add("causal", "False");
-  if (o.window_right) add("window_right", std::to_string(*o.window_right));
-  if (o.attention_chunk) add("attention_chunk", std::to_string(*o.attention_chunk));
-  if (o.prefix_len) add("prefix_len", std::to_string(*o.prefix_len));
-  if (o.spans_beyond_window) add("spans_beyond_window", "True");
-  return text + ")";
 }
 
 constexpr const char* kBatchDoc =
@@ -207,29 +184,9 @@ void bind_batch(nb::module_& m) {
   const auto get = [](ArrayRef BatchArrays::* member) {
     return [member](const PyBatch& batch) { return array_object(batch.arrays().*member); };
   };
-  nb::class_<PyBatch>(m, "Batch", kBatchDoc)
-      .def(
-          "__init__",
-          [](PyBatch* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyBatch(
-                Arguments("Batch", {"query",   "query_start_loc", "seq_lens",     "block_table", "output",      "cached_lens",
-                                    "key",     "value",           "slot_mapping", "lse",         "request_ids", "dtype",
-                                    "padding", "q_scale",         "output_scale", "causal",      "q_begin",     "key_begin",
-                                    "spans",   "prefix_lens",     "tree_mask",    "tree_lens"},
-                          0, args, kwargs));
-          },
-          // Index tensors and scales may be lists and numbers; the other arrays are viewed, whatever library they are of.
-          nb::sig("def __init__(self, *, query: typing.Any, query_start_loc: numpy.typing.ArrayLike, "
-                  "seq_lens: numpy.typing.ArrayLike, block_table: numpy.typing.ArrayLike, output: typing.Any | None = None, "
-                  "cached_lens: numpy.typing.ArrayLike | None = None, key: typing.Any | None = None, "
-                  "value: typing.Any | None = None, slot_mapping: numpy.typing.ArrayLike | None = None, "
-                  "lse: typing.Any | None = None, request_ids: numpy.typing.ArrayLike | None = None, "
-                  "dtype: typing.Any | None = None, padding: typing.Literal['left', 'zero'] | None = None, "
-                  "q_scale: numpy.typing.ArrayLike | None = None, output_scale: numpy.typing.ArrayLike | None = None, "
-                  "causal: numpy.typing.ArrayLike | None = None, q_begin: numpy.typing.ArrayLike | None = None, "
-                  "key_begin: numpy.typing.ArrayLike | None = None, spans: numpy.typing.ArrayLike | None = None, "
-                  "prefix_lens: numpy.typing.ArrayLike | None = None, tree_mask: typing.Any | None = None, "
-                  "tree_lens: numpy.typing.ArrayLike | None = None) -> None"))
+  nb::class_<PyBatch> type(m, "Batch", kBatchDoc);
+  const Signature& signature = def_init(type, {"Batch", {}, arguments_of("Batch", {{"dtype", "typing.Any | None = None"}})});
+  type
 #define QUIRE_BATCH_TENSOR(member, ...) \
   .def_prop_ro(#member, get(&BatchArrays::member), nb::sig("def " #member "(self) -> typing.Any"))
 #include "batch/fields.inc"
@@ -240,7 +197,10 @@ void bind_batch(nb::module_& m) {
           "padding", [](const PyBatch& batch) { return padding_object(batch.views().padding); },
           nb::sig("def padding(self) -> typing.Literal['left', 'zero'] | None"),
           "What becomes of padding rows: \"left\", \"zero\", or None if there are none.")
-      .def("__repr__", [](const PyBatch& batch) { return describe(batch); });
+      .def("__repr__", [&signature](const PyBatch& batch) {
+        const quire::Batch usual;
+        return describe(signature, BatchPart{batch.views()}, BatchPart{usual});
+      });
 }
 
 }  // namespace
@@ -249,37 +209,14 @@ PyBatch::PyBatch(const Arguments& given) {
   const std::string dtype = given.dtype("dtype").value_or("");
   const nb::object query = given.required("query");
   if (query.is_none()) throw_error(Code::invalid_argument, "query: is None");
-  for (const char* name : {"query_start_loc", "seq_lens", "block_table"}) given.required(name);
-  output_given_ = !given.get("output").is_none();
-  std::size_t scalar = 0;
-  const auto import = [&](const TensorField& f, ArrayRef& array) {
-    const char* name = f.member.data();
-    const Access access = f.access == quire::batch::Access::written ? Access::write : Access::read;
-    switch (f.kind) {
-      case Kind::rows: array = import_array(given.get(name), name, access, dtype, Role::rows); break;
-      case Kind::index: array = import_index(given.get(name), name, query); break;
-      case Kind::floats: array = import_array(given.get(name), name, access, {}, Role::f32); break;
-      case Kind::scale: array = import_scale(given.get(name), name, arrays_.query, scalars_.at(scalar++)); break;
-      case Kind::flags: {
-        const nb::object flags = given.get(name);
-        array = f.member == "causal" ? import_flags(flags, name, query) : import_array(flags, name, access, {}, Role::flags);
-        break;
-      }
-      case Kind::cache:
-      case Kind::block_scale: break;  // Batch has none
-    }
+  const auto require = [&](const TensorField& f, const Tensor&) {
+    if (f.presence == quire::batch::Presence::required) given.required(f.member.data());
   };
-  for_each_tensor(import, BatchPart{arrays_});
+  for_each_tensor(require, BatchPart{views_});
+  output_given_ = !given.get("output").is_none();
+  arrays_ = import_batch(tensors_given(given).batch, dtype, numbers_);
   check_all_with(arrays_.query, "query", BatchPart{arrays_});
-  set_views(BatchPart{std::as_const(arrays_)}, BatchPart{views_});
-  views_.padding = read_padding(given);
-}
-
-PyBatch::PyBatch(const quire::Batch& b, nb::handle owner) : views_(b) { own_views(BatchPart{b}, BatchPart{arrays_}, owner); }
-
-const quire::Batch& PyBatch::checked() const {
-  check_all_still_there(BatchPart{arrays_});
-  return views_;
+  set(given);
 }
 
 nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::handle stream) {
@@ -334,9 +271,15 @@ ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside
   return array;
 }
 
-void check_scale_writable(const ArrayRef& scale, const char* name) {
-  if (scale.view.rank >= 3 && !scale.writable)
-    throw_error(Code::invalid_argument, std::string(name) + ": the array of scales is read-only, but it is written");
+void check_writable(const CacheArrays& cache) {
+  const auto check = [](const TensorField& f, const ArrayRef& array) {
+    if (!array || array.writable) return;
+    if (f.kind == Kind::cache)
+      throw_error(Code::invalid_argument, std::string(f.member) + ": the array is read-only, but it is written");
+    if (array.view.rank >= 3)
+      throw_error(Code::invalid_argument, std::string(f.member) + ": the array of scales is read-only, but it is written");
+  };
+  for_each_tensor(check, CachePart{cache});
 }
 
 ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType codes) {
@@ -349,62 +292,21 @@ ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType c
 }
 
 PyCache::PyCache(const Arguments& given) {
-  const quire::CacheLayout layout = layout_named(given.text("layout", "nhd"));
   const std::string dtype = given.dtype("dtype").value_or("");
-  CacheArrays& a = arrays_;
-  a.k = import_array(given.required("k"), "k", Access::read, dtype, Role::cache);
-  a.v = import_array(given.required("v"), "v", Access::read, given.dtype("v_dtype").value_or(dtype), Role::cache);
-  a.k_scale = import_scale(given.get("k_scale"), "k_scale", a.k, scalars_[0]);
-  a.v_scale = import_scale(given.get("v_scale"), "v_scale", a.k, scalars_[1]);
-  a.k_block_scale = import_block_scales(given.get("k_block_scale"), "k_block_scale", a.k.view.dtype);
-  a.v_block_scale = import_block_scales(given.get("v_block_scale"), "v_block_scale", a.v.view.dtype);
-  check_all_with(a.k, "k", CachePart{a});
-  set_views(CachePart{a}, CachePart{views_});
-  views_.layout = layout;
-}
-
-PyCache::PyCache(const quire::KVCache& cache, nb::handle owner) : views_(cache) {
-  own_views(CachePart{cache}, CachePart{arrays_}, owner);
-}
-
-const quire::KVCache& PyCache::checked() const {
-  check_all_still_there(CachePart{arrays_});
-  return views_;
+  for (const char* name : {"k", "v"}) given.required(name);
+  arrays_ = import_cache(tensors_given(given).cache, dtype, given.dtype("v_dtype").value_or(dtype), numbers_);
+  check_all_with(arrays_.k, "k", CachePart{arrays_});
+  set(given);
 }
 
 const quire::KVCache& PyCache::checked_for_write() const {
-  const auto check = [](const TensorField& f, const ArrayRef& array) {
-    if (f.kind != Kind::cache) return check_scale_writable(array, f.member.data());
-    if (array && !array.writable)
-      throw_error(Code::invalid_argument, std::string(f.member) + ": the array is read-only, but it is written");
-  };
-  for_each_tensor(check, CachePart{arrays_});
+  check_writable(arrays_);
   return checked();
 }
 
 PyOptions::PyOptions(const Arguments& given) {
-  const auto import = [&](const TensorField& f, ArrayRef& array) {
-    array = import_floats(given.get(f.member.data()), f.member.data());
-  };
-  for_each_tensor(import, OptionsPart{arrays_});
-  views_ = {.softmax_scale = given.number("softmax_scale"),
-            .sliding_window = given.integer("sliding_window"),
-            .logits_soft_cap = given.number("logits_soft_cap"),
-            .causal = given.flag("causal", true),
-            .window_right = given.integer("window_right"),
-            .attention_chunk = given.integer("attention_chunk"),
-            .prefix_len = given.integer("prefix_len"),
-            .spans_beyond_window = given.flag("spans_beyond_window", false)};
-  set_views(OptionsPart{std::as_const(arrays_)}, OptionsPart{views_});
-}
-
-PyOptions::PyOptions(const quire::Options& options, nb::handle owner) : views_(options) {
-  own_views(OptionsPart{options}, OptionsPart{arrays_}, owner);
-}
-
-const quire::Options& PyOptions::checked() const {
-  check_all_still_there(OptionsPart{arrays_});
-  return views_;
+  arrays_ = import_options(tensors_given(given).options);
+  set(given);
 }
 
 CallArrays arrays_of(const PyBatch& batch, const PyCache& cache, const PyOptions* options) {
@@ -448,19 +350,11 @@ nb::object result_of(const PyBatch& batch, const BatchForCall& written) {
 
 void bind_types(nb::module_& m) {
   bind_batch(m);
-  nb::class_<PyCache>(m, "KVCache", kCacheDoc)
-      .def(
-          "__init__",
-          [](PyCache* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyCache(Arguments(
-                "KVCache", {"k", "v", "layout", "k_scale", "v_scale", "dtype", "v_dtype", "k_block_scale", "v_block_scale"}, 6,
-                args, kwargs));
-          },
-          nb::sig("def __init__(self, k: typing.Any, v: typing.Any, "
-                  "layout: typing.Literal['nhd', 'hnd', 'packed', 'NHD', 'HND', 'PACKED'] = 'nhd', "
-                  "k_scale: numpy.typing.ArrayLike | None = None, v_scale: numpy.typing.ArrayLike | None = None, "
-                  "dtype: typing.Any | None = None, v_dtype: typing.Any | None = None, "
-                  "k_block_scale: typing.Any | None = None, v_block_scale: typing.Any | None = None) -> None"))
+  nb::class_<PyCache> cache(m, "KVCache", kCacheDoc);
+  def_init(cache, {"KVCache",
+                   {"k", "v", "layout", "k_scale", "v_scale", "dtype"},
+                   arguments_of("KVCache", {{"dtype", "typing.Any | None = None"}, {"v_dtype", "typing.Any | None = None"}})});
+  cache
 #define QUIRE_CACHE_TENSOR(member, ...) \
   .def_prop_ro(                         \
       #member, [](const PyCache& c) { return array_object(c.arrays().member); }, nb::sig("def " #member "(self) -> typing.Any"))
@@ -474,34 +368,21 @@ void bind_types(nb::module_& m) {
       .def_prop_ro("head_dim", [](const PyCache& c) { return quire::head_dim(c.views()); })
       .def_prop_ro("v_head_dim", [](const PyCache& c) { return quire::v_head_dim(c.views()); })
       .def("__repr__", [](const PyCache& c) { return describe(c); });
-  nb::class_<PyOptions>(m, "Options", kOptionsDoc)
-      .def(
-          "__init__",
-          [](PyOptions* self, const nb::args& args, const nb::kwargs& kwargs) {
-            new (self) PyOptions(Arguments("Options",
-                                           {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks",
-                                            "causal", "window_right", "attention_chunk", "prefix_len", "spans_beyond_window"},
-                                           5, args, kwargs));
-          },
-          nb::sig(
-              "def __init__(self, softmax_scale: float | None = None, sliding_window: int | None = None, "
-              "logits_soft_cap: float | None = None, alibi_slopes: numpy.typing.ArrayLike | None = None, "
-              "sinks: numpy.typing.ArrayLike | None = None, *, causal: bool = True, window_right: int | None = None, "
-              "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False) -> None"))
-      .def_prop_ro("softmax_scale", [](const PyOptions& o) { return o.views().softmax_scale; })
-      .def_prop_ro("sliding_window", [](const PyOptions& o) { return o.views().sliding_window; })
-      .def_prop_ro("logits_soft_cap", [](const PyOptions& o) { return o.views().logits_soft_cap; })
+  nb::class_<PyOptions> options(m, "Options", kOptionsDoc);
+  const Signature& signature = def_init(
+      options,
+      {"Options", {"softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks"}, arguments_of("Options")});
+  options
 #define QUIRE_OPTIONS_TENSOR(member, ...)                                          \
   .def_prop_ro(                                                                    \
       #member, [](const PyOptions& o) { return array_object(o.arrays().member); }, \
       nb::sig("def " #member "(self) -> typing.Any"))
+#define QUIRE_OPTIONS_CHOICE(member) .def_prop_ro(#member, [](const PyOptions& o) { return o.views().member; })
 #include "batch/fields.inc"
-      .def_prop_ro("causal", [](const PyOptions& o) { return o.views().causal; })
-      .def_prop_ro("window_right", [](const PyOptions& o) { return o.views().window_right; })
-      .def_prop_ro("attention_chunk", [](const PyOptions& o) { return o.views().attention_chunk; })
-      .def_prop_ro("prefix_len", [](const PyOptions& o) { return o.views().prefix_len; })
-      .def_prop_ro("spans_beyond_window", [](const PyOptions& o) { return o.views().spans_beyond_window; })
-      .def("__repr__", [](const PyOptions& o) { return describe(o); });
+      .def("__repr__", [&signature](const PyOptions& o) {
+        const quire::Options usual;
+        return describe(signature, OptionsPart{o.views()}, OptionsPart{usual});
+      });
 }
 
 quire::Padding padding_named(const std::string& text) {

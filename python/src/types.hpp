@@ -6,13 +6,10 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <optional>
 #include <string>
 
-#include "arguments.hpp"
-#include "arrays.hpp"
-#include "batch/fields.h"
+#include "fields.hpp"
 #include "quire/quire.hpp"
 
 namespace quire_python {
@@ -20,57 +17,62 @@ namespace quire_python {
 /// "left" or "zero"; raises for other names.
 quire::Padding padding_named(const std::string& text);
 
-/// A T for each tensor of a call. T is an array, or a handle of what the caller gave.
-template <typename T>
-struct ForBatch {
-#define QUIRE_BATCH_TENSOR(member, ...) T member;
-#include "batch/fields.inc"
-};
-template <typename T>
-struct ForCache {
-#define QUIRE_CACHE_TENSOR(member, ...) T member;
-#include "batch/fields.inc"
-};
-template <typename T>
-struct ForOptions {
-#define QUIRE_OPTIONS_TENSOR(member, ...) T member;
-#include "batch/fields.inc"
-};
-template <typename T>
-struct ForCall {
-  ForBatch<T> batch;
-  ForCache<T> cache;
-  ForOptions<T> options;
-};
-using BatchArrays = ForBatch<ArrayRef>;
-using CacheArrays = ForCache<ArrayRef>;
-using OptionsArrays = ForOptions<ArrayRef>;
-using CallArrays = ForCall<ArrayRef>;
-
-/// Sets each tensor of `views` to the view of the array in `arrays` that has its name. Both are parts of a call.
-template <typename Arrays, typename Views>
-void set_views(const Arrays& arrays, const Views& views) {
-  quire::batch::for_each_tensor([](const auto&, const ArrayRef& array, quire::Tensor& view) { view = array.view; }, arrays,
-                                views);
-}
-
 /// A batch for one call: views with an output, and what keeps that output alive.
 struct BatchForCall {
   quire::Batch views;
   ArrayRef output;
 };
 
-class PyCache;
+/// A tensor whose memory `owner` keeps alive.
+ArrayRef owned_view(const quire::Tensor& view, nb::handle owner);
 
-class PyBatch {
+/// A part of a call, and the arrays behind its views.
+template <template <typename> class Part, typename Views, typename Arrays>
+class Held {
  public:
-  explicit PyBatch(const Arguments& given);
+  Held() = default;
+  Held(const Held&) = delete;
   /// Views that `owner` keeps alive (a capture).
-  PyBatch(const quire::Batch& batch, nb::handle owner);
-  PyBatch(const PyBatch&) = delete;
+  Held(const Views& views, nb::handle owner) : views_(views) {
+    const auto own = [&](const auto&, const quire::Tensor& view, ArrayRef& array) { array = owned_view(view, owner); };
+    quire::batch::for_each_tensor(own, Part<const Views>{views_}, Part<Arrays>{arrays_});
+  }
 
-  /// The views; raises if a torch storage moved meanwhile. The output is absent if none was given.
-  const quire::Batch& checked() const;
+  /// The views; raises if a torch storage moved meanwhile.
+  const Views& checked() const {
+    const auto check = [](const auto& f, const ArrayRef& array) { check_still_there(array, f.member.data()); };
+    quire::batch::for_each_tensor(check, Part<const Arrays>{arrays_});
+    return views_;
+  }
+  const Views& views() const { return views_; }
+  const Arrays& arrays() const { return arrays_; }
+
+ protected:
+  /// Sets the views: those of the arrays, and the choices that were given.
+  void set(const Arguments& given) {
+    set_views(Part<const Arrays>{arrays_}, Part<Views>{views_});
+    read_choices(given, Part<Views>{views_});
+  }
+  Arrays arrays_;
+  Numbers numbers_{};
+  Views views_;
+};
+
+class PyCache : public Held<quire::batch::CachePart, quire::KVCache, CacheArrays> {
+ public:
+  using Held::Held;
+  explicit PyCache(const Arguments& given);
+  /// Returns checked() for a call that writes; raises if k or v is read-only.
+  const quire::KVCache& checked_for_write() const;
+  const ArrayRef& k() const { return arrays_.k; }
+};
+
+/// The output is absent if none was given.
+class PyBatch : public Held<quire::batch::BatchPart, quire::Batch, BatchArrays> {
+ public:
+  using Held::Held;
+  explicit PyBatch(const Arguments& given);
+
   /// Batch for calls that write no output. The rules require an output, so a batch without one gets memory for this call alone.
   BatchForCall to_read(const PyCache& cache) const;
   /// Batch for calls that write, with the caller's output or a new array. Two results never share memory. `stream`: the caller's
@@ -79,53 +81,19 @@ class PyBatch {
   /// The views with a new, uninitialised output: like the query, with the head_dim of the cache's V.
   BatchForCall with_new_output(const PyCache& cache, nb::handle stream = nb::none()) const;
   bool output_given() const { return output_given_; }
-  const quire::Batch& views() const { return views_; }
-  const BatchArrays& arrays() const { return arrays_; }
   /// The ticket of the last such call with this batch; settle() forgets it.
   std::uint64_t defer(std::uint64_t ticket) const { return deferred_ = ticket; }
   void settle() const;
 
  private:
   mutable std::uint64_t deferred_ = 0;
-  BatchArrays arrays_;
-  std::array<float, 2> scalars_{};  ///< scales given as Python numbers
-  bool output_given_ = false;       ///< false for a case, too: its output is for kernels that write in place
-  quire::Batch views_;
+  bool output_given_ = false;  ///< false for a case, too: its output is for kernels that write in place
 };
 
-class PyCache {
+class PyOptions : public Held<quire::batch::OptionsPart, quire::Options, OptionsArrays> {
  public:
-  explicit PyCache(const Arguments& given);
-  PyCache(const quire::KVCache& cache, nb::handle owner);
-  PyCache(const PyCache&) = delete;
-
-  const quire::KVCache& checked() const;
-  /// Returns checked() for a call that writes; raises if k or v is read-only.
-  const quire::KVCache& checked_for_write() const;
-  const quire::KVCache& views() const { return views_; }
-  const CacheArrays& arrays() const { return arrays_; }
-  const ArrayRef& k() const { return arrays_.k; }
-
- private:
-  CacheArrays arrays_;
-  std::array<float, 2> scalars_{};  ///< scales given as Python numbers
-  quire::KVCache views_;
-};
-
-class PyOptions {
- public:
-  PyOptions() = default;
+  using Held::Held;
   explicit PyOptions(const Arguments& given);
-  PyOptions(const quire::Options& options, nb::handle owner);
-  PyOptions(const PyOptions&) = delete;
-
-  const quire::Options& checked() const;
-  const quire::Options& views() const { return views_; }
-  const OptionsArrays& arrays() const { return arrays_; }
-
- private:
-  OptionsArrays arrays_;
-  quire::Options views_;
 };
 
 /// New, uninitialised memory like the query's, for rows with the head_dim of the cache's V.
@@ -134,8 +102,8 @@ nb::object new_rows(const ArrayRef& query, const quire::KVCache& cache, nb::hand
 ArrayRef import_scale(nb::handle scale, const char* name, const ArrayRef& beside, float& storage);
 /// Imports the scales of blocks of 4-bit codes. Raw bytes get the type that the codes ask for.
 ArrayRef import_block_scales(nb::handle scales, const char* name, quire::DType codes);
-/// Refuses scales of tokens that append() could not write.
-void check_scale_writable(const ArrayRef& scale, const char* name);
+/// Refuses arrays of a cache that append() could not write.
+void check_writable(const CacheArrays& cache);
 
 /// The arrays of a call; null options mean defaults.
 CallArrays arrays_of(const PyBatch& batch, const PyCache& cache, const PyOptions* options);
@@ -145,8 +113,6 @@ void check_one_gpu(const CallArrays& arrays);
 /// Options of a call; null options mean defaults.
 const quire::Options& options_or_default(const PyOptions* options);
 
-/// A tensor whose memory `owner` keeps alive.
-ArrayRef owned_view(const quire::Tensor& view, nb::handle owner);
 /// The array behind a reference as Python sees it: what the caller passed, or a NumPy view.
 nb::object array_object(const ArrayRef& array);
 
@@ -155,6 +121,7 @@ void fill_with_nan(const BatchForCall& made);
 /// Result of a call that wrote `written`: the caller's own array, or a new one in the library of the query.
 nb::object result_of(const PyBatch& batch, const BatchForCall& written);
 
+void bind_fields(nb::module_& m);
 void bind_types(nb::module_& m);
 void bind_contract(nb::module_& m);
 void bind_pool(nb::module_& m);

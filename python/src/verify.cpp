@@ -160,17 +160,31 @@ quire::DType type_named(const std::string& text) {
   throw_status({Code::invalid_argument, "types: '" + text + "' is no type; they are written as f32, f16, bf16, fp8_e4m3fn"});
 }
 
-/// Types, head_dims and layouts of verify() and soak().
+/// A list that was given by name.
+template <typename T>
+std::vector<T> list_given(const Arguments& given, const char* name) {
+  std::vector<T> list;
+  const nb::object value = given.get(name);
+  if (!nb::try_cast(value, list))
+    throw_error(Code::invalid_argument, std::string(name) + ": " + shown(value) + ", expected a list");
+  return list;
+}
+
+/// What verify() and soak() have in common.
 template <typename Into>
-void set_asked(Into& options, const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
-               const std::vector<std::string>& layouts) {
-  for (const auto& [query, cache] : types) options.types.push_back({type_named(query), type_named(cache)});
-  options.head_dims = std::move(dims);
-  for (const std::string& text : layouts) {
+void set_asked(Into& options, const Arguments& given, const nb::object& supports, Interrupt& interrupt) {
+  for (const auto& [query, cache] : list_given<std::pair<std::string, std::string>>(given, "types"))
+    options.types.push_back({type_named(query), type_named(cache)});
+  options.head_dims = list_given<std::int64_t>(given, "dims");
+  for (const std::string& text : list_given<std::string>(given, "layouts")) {
     const std::optional<quire::CacheLayout> layout = quire::layout_from_name(text);
     if (!layout) throw_status({Code::invalid_argument, "layouts: '" + text + "' is none of nhd, hnd, packed"});
     options.layouts.push_back(*layout);
   }
+  options.supports = supports_with(supports, interrupt);
+  options.seed = static_cast<std::uint64_t>(given.integer("seed").value_or(1));
+  options.shrink = given.flag("shrink", true);
+  options.shrink_seconds = given.number("shrink_seconds").value_or(0);
 }
 
 /// Sets the strides of inputs that a target takes, by name; an empty name leaves them as they are.
@@ -215,45 +229,34 @@ Verdict run(const Target& target, const VerifyOptions& options, const Interrupt&
   return unwrap(std::move(result));
 }
 
-Verdict verify_target(const nb::object& target, std::vector<std::string> matrices, std::vector<std::string> lines, bool quick,
-                      bool power, bool peer_power, std::uint64_t seed, std::int64_t random_cases,
-                      const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
-                      const std::vector<std::string>& layouts, const nb::object& supports, const std::string& strides,
-                      std::vector<std::string> disabled_checks, bool shrink, double shrink_seconds, const nb::object& progress) {
+Verdict verify_target(const nb::object& target, const nb::dict& named) {
+  const Arguments given(named);
+  const nb::object supports = given.get("supports"), progress = given.get("progress");  // the options refer to them
   Interrupt interrupt;
   VerifyOptions options;
-  set_asked(options, types, std::move(dims), layouts);
-  options.supports = supports_with(supports, interrupt);
-  options.shrink_seconds = shrink_seconds;
-  options.matrices = std::move(matrices);
-  options.lines = std::move(lines);
-  options.quick = quick;
-  options.power = power;
-  options.peer_power = peer_power;
-  options.seed = seed;
-  options.random_cases = random_cases;
-  options.disabled_checks = std::move(disabled_checks);
-  options.shrink = shrink;
+  set_asked(options, given, supports, interrupt);
+  options.matrices = list_given<std::string>(given, "matrices");
+  options.lines = list_given<std::string>(given, "lines");
+  options.quick = given.flag("quick", false);
+  options.power = given.flag("power", true);
+  options.peer_power = given.flag("peer_power", false);
+  options.random_cases = given.integer("random_cases").value_or(0);
+  options.disabled_checks = list_given<std::string>(given, "disabled_checks");
   options.progress = progress_with(progress, interrupt);
   Target made = made_target(target, interrupt);
-  set_strides(made, strides);
+  set_strides(made, given.text("strides", ""));
   return run(made, options, interrupt);
 }
 
 /// Ctrl-C ends a soak like its time limit; any other exception of a callback is rethrown.
-quire::SoakResult soak_target(const nb::object& target, double minutes, std::string directory, std::uint64_t seed,
-                              const std::vector<std::pair<std::string, std::string>>& types, std::vector<std::int64_t> dims,
-                              const std::vector<std::string>& layouts, const nb::object& supports, const std::string& strides,
-                              bool shrink, double shrink_seconds, const nb::object& progress) {
+quire::SoakResult soak_target(const nb::object& target, const nb::dict& named) {
+  const Arguments given(named);
+  const nb::object supports = given.get("supports"), progress = given.get("progress");  // the options refer to them
   Interrupt interrupt;
   quire::SoakOptions options;
-  options.minutes = minutes;
-  options.directory = std::move(directory);
-  options.seed = seed;
-  set_asked(options, types, std::move(dims), layouts);
-  options.supports = supports_with(supports, interrupt);
-  options.shrink = shrink;
-  options.shrink_seconds = shrink_seconds;
+  set_asked(options, given, supports, interrupt);
+  options.minutes = given.number("minutes").value_or(0);
+  options.directory = given.text("directory", "");
   bool stopped = false;
   options.progress = [&](const std::string& label) {
     const nb::gil_scoped_acquire locked;
@@ -268,7 +271,7 @@ quire::SoakResult soak_target(const nb::object& target, double minutes, std::str
     }
   };
   Target made = made_target(target, interrupt);
-  set_strides(made, strides);
+  set_strides(made, given.text("strides", ""));
   quire::Result<quire::SoakResult> result = [&] {
     const nb::gil_scoped_release unlocked;
     return quire::soak({made}, options);
@@ -384,13 +387,10 @@ void bind_verify(nb::module_& m) {
   m.def("verify_json", &quire::cli::verify_json, nb::arg("verdict"), nb::arg("exit_code"), "What `quire verify --json` prints.");
   m.def("soak_json", &quire::cli::soak_json, nb::arg("result"), nb::arg("folder"), nb::arg("exit_code"),
         "What `quire verify --soak --json` prints.");
-  m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("matrices"), nb::arg("lines"), nb::arg("quick"),
-        nb::arg("power"), nb::arg("peer_power"), nb::arg("seed"), nb::arg("random_cases"), nb::arg("types"), nb::arg("dims"),
-        nb::arg("layouts"), nb::arg("supports").none(), nb::arg("strides"), nb::arg("disabled_checks"), nb::arg("shrink"),
-        nb::arg("shrink_seconds"), nb::arg("progress").none(), "verify() for a backend's name or a quire.targets.Runner.");
-  m.def("soak_target", &soak_target, nb::arg("target"), nb::arg("minutes"), nb::arg("directory"), nb::arg("seed"),
-        nb::arg("types"), nb::arg("dims"), nb::arg("layouts"), nb::arg("supports").none(), nb::arg("strides"), nb::arg("shrink"),
-        nb::arg("shrink_seconds"), nb::arg("progress").none(), "soak() for a backend's name or a quire.targets.Runner.");
+  m.def("verify_target", &verify_target, nb::arg("target"), nb::arg("asked"),
+        "verify() for a backend's name or a quire.targets.Runner.");
+  m.def("soak_target", &soak_target, nb::arg("target"), nb::arg("asked"),
+        "soak() for a backend's name or a quire.targets.Runner.");
 }
 
 }  // namespace quire_python

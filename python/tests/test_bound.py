@@ -227,6 +227,7 @@ def test_calls_of_arrays_take_block_scales_and_know_the_head_dim_of_v(kv):
     case = case_of(kv)
     b, c = case.batch, case.cache
     scales = {name: getattr(c, name) for name in ("k_block_scale", "v_block_scale")}
-    args = b.query, None, np.asarray(c.k).view(np.uint8), np.asarray(c.v).view(np.uint8), b.query_start_loc, b.seq_lens, b.block_table
-    out = _quire.attend_arrays(*args, cache_dtype=c.dtype, **scales)
+    arrays = {name: getattr(b, name) for name in ("query", "query_start_loc", "seq_lens", "block_table")}
+    caches = {name: np.asarray(getattr(c, name)).view(np.uint8) for name in ("k", "v")}
+    out = _quire.attend_arrays({**arrays, **caches, **scales, "cache_dtype": c.dtype})
     assert np.array_equal(out, quire.attend(b, c))

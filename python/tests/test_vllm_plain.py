@@ -4,8 +4,6 @@
 Tensors of torch's meta device stand for those of a GPU: they have no values, so a reader that looks at one raises.
 """
 
-import inspect
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -30,10 +28,10 @@ SLOTS = meta(6, dtype=torch.int64)
 OUT8 = meta(6, 8, 64, dtype=torch.float8_e4m3fn)
 
 
-def recorded(monkeypatch, call, name, names):
+def recorded(monkeypatch, call, name):
     """The arguments of ``name``, of the bindings, that a call ends in."""
     found = []
-    monkeypatch.setattr(_quire, name, lambda *args: found.append(dict(zip(names, args, strict=True))))
+    monkeypatch.setattr(_quire, name, found.append)
     call()
     monkeypatch.undo()
     (arguments,) = found
@@ -47,7 +45,9 @@ def same(name, a, b):
 
 
 def differences(got, expected):
-    return [f"{name}: {got[name]!r}, expected {expected[name]!r}" for name in Request._fields if not same(name, got[name], expected[name])]
+    got, expected = vars(Request(got)), vars(Request(expected))
+    assert got.keys() == expected.keys()
+    return [f"{name}: {got[name]!r}, expected {expected[name]!r}" for name in got if not same(name, got[name], expected[name])]
 
 
 def unified(**changed):
@@ -68,9 +68,8 @@ def context(**changed):
     return lambda: ops.context_attention_fwd(**{**call, **changed})
 
 
-NOTHING = dict.fromkeys(Request._fields)
-PLAIN = NOTHING | dict(query=Q, output=OUT, query_start_loc=STARTS, seq_lens=LENS, block_table=TABLE, cache_dtype="bf16", softmax_scale=0.125,
-                       padding="left", max_query_len=4, wait=False, remember=True, part="call", causal=True)  # fmt: skip
+PLAIN = dict(query=Q, output=OUT, query_start_loc=STARTS, seq_lens=LENS, block_table=TABLE, cache_dtype="bf16", softmax_scale=0.125,
+                       padding="left", max_query_len=4, max_seq_len=None, wait=False)  # fmt: skip
 UNIFIED = PLAIN | dict(k=K, v=V, layout="nhd", max_seq_len=60)
 PACKED = PLAIN | dict(k=PACKED_K, v=PACKED_V, layout="packed")
 NEW = dict(key=KEY, value=VALUE, cached_lens="decode")  # cached_lens that a kernel of Quire's computes
@@ -105,7 +104,7 @@ UNIFIED_CALLS = {
     "scale of another query": (dict(q_descale=ONE), dict()),
     "fp8 output": (dict(out=OUT8, output_scale=ONE), dict(output=OUT8, output_scale=ONE)),
     "not causal": (dict(causal=False, window_size=(15, 15)), dict(causal=False, sliding_window=16, window_right=15)),
-    "flags": (dict(causal=FLAGS), dict(causal=FLAGS)),
+    "flags": (dict(causal=FLAGS), dict(causal_per_request=FLAGS)),
 }  # fmt: skip
 CHUNKED_CALLS = {
     "plain": (dict(), NEW),
@@ -135,15 +134,15 @@ CASES = [
 
 @pytest.mark.parametrize("call, expected, changed", CASES)
 def test_what_reaches_the_bindings(monkeypatch, call, expected, changed):
-    assert differences(recorded(monkeypatch, call(**changed), "attend_arrays", Request._fields), expected) == []
+    assert differences(recorded(monkeypatch, call(**changed), "attend_arrays"), expected) == []
 
 
 @pytest.mark.parametrize("name", ["sliding_window", "max_query_len", "k", "causal"])
 def test_a_fault_in_a_reader_is_found(monkeypatch, name):
     read = _attention.read_unified
-    faulty = lambda *args: tuple(Request(*read(*args))._replace(**{name: 7}))  # noqa: E731
+    faulty = lambda *args: read(*args) | {name: 7}  # noqa: E731
     monkeypatch.setattr(_attention, "read_unified", faulty)
-    (found,) = differences(recorded(monkeypatch, unified(), "attend_arrays", Request._fields), UNIFIED)
+    (found,) = differences(recorded(monkeypatch, unified(), "attend_arrays"), UNIFIED)
     assert found.startswith(f"{name}: 7, expected")
 
 
@@ -159,18 +158,8 @@ def test_slopes_beside_sinks_are_refused():
         unified(alibi_slopes=SLOPES, sinks=SLOPES)()
 
 
-APPEND = "k v key value slot_mapping layout cache_dtype k_scale v_scale".split()
-
-
 @pytest.mark.parametrize("op, layout, caches", [(ops.reshape_and_cache_flash, "nhd", (K, V)), (ops.reshape_and_cache, "packed", (PACKED_K, PACKED_V))])
 def test_append_hands_over_what_it_was_given(monkeypatch, op, layout, caches):
-    got = recorded(monkeypatch, lambda: op(KEY, VALUE, *caches, SLOTS, "auto", ONE, ONE), "append_arrays", APPEND)
-    assert all(got[name] is given for name, given in zip(APPEND, (*caches, KEY, VALUE, SLOTS)))
-    assert (got["layout"], got["cache_dtype"], got["k_scale"], got["v_scale"]) == (layout, "bf16", None, None)  # a bf16 cache has no scale
-
-
-def test_the_fields_of_a_request_are_the_first_arguments_of_attend_arrays():
-    """Its docstring begins with its signature. No op of vLLM's gives the arguments behind them."""
-    text = inspect.getdoc(_quire.attend_arrays).splitlines()[0]
-    names = [part.split(":")[0].strip() for part in text[text.index("(") + 1 : text.rindex(")")].split(",") if ":" in part]
-    assert names[: len(Request._fields)] == list(Request._fields)
+    got = recorded(monkeypatch, lambda: op(KEY, VALUE, *caches, SLOTS, "auto", ONE, ONE), "append_arrays")
+    assert all(got[name] is given for name, given in zip("k v key value slot_mapping".split(), (*caches, KEY, VALUE, SLOTS), strict=True))
+    assert (got.get("layout", "nhd"), got["cache_dtype"], got["k_scale"], got["v_scale"]) == (layout, "bf16", None, None)  # a bf16 cache has no scale

@@ -11,8 +11,11 @@
 
 namespace quire::batch {
 
-/// The role of a tensor. A `scale` has one element, one for each head or one for each token.
-enum class Kind { rows, index, flags, floats, scale, cache, block_scale };
+/// The role of a tensor. `flags` are one byte a request, `bits` some bytes a row. A `scale` has one element, one for each head or
+/// one for each token.
+enum class Kind { rows, index, flags, bits, floats, scale, cache, block_scale };
+/// What the first axis of a tensor counts, so that parts of a call can be cut. A `scale` of pages may be one for all.
+enum class Axis { token, request, page, none };
 /// `required`: every call and every capture has it. `call_requires`: every call has it; a capture may lack it, and reading the
 /// capture makes it.
 enum class Presence { required, call_requires, optional };
@@ -25,14 +28,17 @@ struct TensorField {
   std::string_view name;       ///< the tensor's name in messages
   std::string_view stored_as;  ///< the tensor's key in captures
   Kind kind;
+  Axis axis;
   Presence presence;
   Access access;
   /// Whether the layers of a step share the tensor, as they do lengths and tables.
-  constexpr bool of_step() const noexcept { return kind == Kind::index || kind == Kind::flags; }
+  constexpr bool of_step() const noexcept { return kind == Kind::index || kind == Kind::flags || kind == Kind::bits; }
+  /// Whether check() and append() alone look at it.
+  constexpr bool of_rules() const noexcept { return member == "slot_mapping" || member == "request_ids"; }
 };
 
-#define QUIRE_FIELD(member, name, stored_as, kind, presence, access) \
-  TensorField { #member, name, stored_as, Kind::kind, Presence::presence, Access::access }
+#define QUIRE_FIELD(member, name, stored_as, kind, axis, presence, access) \
+  TensorField { #member, name, stored_as, Kind::kind, Axis::axis, Presence::presence, Access::access }
 
 /// All tensors, those of Batch first, then those of KVCache and Options.
 inline constexpr TensorField kTensors[] = {
@@ -93,12 +99,15 @@ constexpr void for_each_tensor(Visit&& visit, Calls&&... calls) {
 #include "batch/fields.inc"
 }
 
-/// Calls visit("layout", a.cache.layout, b.cache.layout ...) for each member that is no tensor.
+/// Calls visit("layout", a.cache.layout, b.cache.layout ...) for each member of these parts that is no tensor.
 template <typename Visit, typename... Calls>
 constexpr void for_each_choice(Visit&& visit, Calls&&... calls) {
-#define QUIRE_BATCH_CHOICE(member) visit(std::string_view(#member), calls.batch.member...);
-#define QUIRE_CACHE_CHOICE(member) visit(std::string_view(#member), calls.cache.member...);
-#define QUIRE_OPTIONS_CHOICE(member) visit(std::string_view(#member), calls.options.member...);
+#define QUIRE_BATCH_CHOICE(member) \
+  if constexpr ((HasBatch<Calls> && ...)) visit(std::string_view(#member), calls.batch.member...);
+#define QUIRE_CACHE_CHOICE(member) \
+  if constexpr ((HasCache<Calls> && ...)) visit(std::string_view(#member), calls.cache.member...);
+#define QUIRE_OPTIONS_CHOICE(member) \
+  if constexpr ((HasOptions<Calls> && ...)) visit(std::string_view(#member), calls.options.member...);
 #include "batch/fields.inc"
 }
 

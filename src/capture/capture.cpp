@@ -40,7 +40,7 @@ struct Place {
   bool required;
   Tensor& (*in)(Case&);
 };
-#define QUIRE_PLACE(part, member, name, stored_as, kind, presence, access) \
+#define QUIRE_PLACE(part, member, name, stored_as, kind, axis, presence, access) \
   {stored_as, batch::Presence::presence == batch::Presence::required, [](Case& c) -> Tensor& { return c.part.member; }},
 constexpr Place kPlaces[] = {
 #define QUIRE_BATCH_TENSOR(...) QUIRE_PLACE(batch, __VA_ARGS__)
@@ -51,9 +51,14 @@ constexpr Place kPlaces[] = {
     {"observed_lse", false, [](Case& c) -> Tensor& { return c.observed_lse; }},
 };
 #undef QUIRE_PLACE
-constexpr std::string_view kReservedKeys[] = {"quire_capture",  "quire_version",   "layout",     "softmax_scale",
-                                              "sliding_window", "logits_soft_cap", "padding",    "causal",
-                                              "window_right",   "attention_chunk", "prefix_len", "spans_beyond_window"};
+constexpr std::string_view kReservedKeys[] = {
+    "quire_capture",
+    "quire_version",
+#define QUIRE_BATCH_CHOICE(member) #member,
+#define QUIRE_CACHE_CHOICE(member) #member,
+#define QUIRE_OPTIONS_CHOICE(member) #member,
+#include "batch/fields.inc"
+};
 
 constexpr std::string_view kBits = "tree_mask";
 
@@ -129,52 +134,50 @@ Status bad_option(std::string_view key, std::string_view text, std::string_view 
   return broken(formatted("metadata {}={}: expected {}", quote(key), quote(text), expected));
 }
 
-Status read_float(const Metadata& metadata, const char* key, std::optional<float>& out) {
-  const auto it = metadata.find(key);
-  if (it == metadata.end()) return {};
-  out = capture::parse_float(it->second);
-  return out ? Status() : bad_option(key, it->second, "a number");
+/// Reads a choice, as text_of() writes it; what was expected of one that is none of its kind.
+std::string_view read_choice(const std::string& text, std::optional<float>& to) {
+  return (to = capture::parse_float(text)) ? "" : "a number";
+}
+std::string_view read_choice(const std::string& text, std::optional<std::int64_t>& to) {
+  return (to = capture::parse_int(text)) ? "" : "an integer";
+}
+std::string_view read_choice(const std::string& text, bool& to) {
+  to = text == "1";
+  return to || text == "0" ? "" : "0 or 1";
+}
+std::string_view read_choice(const std::string& text, CacheLayout& to) {
+  const auto known = layout_from_name(text);
+  to = known.value_or(to);
+  return known ? "" : "nhd, hnd or packed";
+}
+std::string_view read_choice(const std::string& text, Padding& to) {
+  const auto known = padding_from_name(text);
+  to = known.value_or(to);
+  return known ? "" : "refused, left or zero";
+}
+
+std::string text_of(const std::optional<float>& choice) { return capture::float_text(*choice); }
+std::string text_of(const std::optional<std::int64_t>& choice) { return formatted("{}", *choice); }
+std::string text_of(bool choice) { return choice ? "1" : "0"; }
+template <typename Named>
+std::string text_of(Named choice) {
+  return std::string(name(choice));
 }
 
 Status read_options(const Metadata& metadata, Case& c) {
   if (const auto it = metadata.find("quire_capture"); it != metadata.end() && it->second != kFormatVersion) {
     return bad_option("quire_capture", it->second, "format version 1, the only one this build reads");
   }
-  const auto layout = metadata.find("layout");
-  if (layout == metadata.end()) return broken("metadata key \"layout\" is missing; expected nhd, hnd or packed");
-  const auto known = layout_from_name(layout->second);
-  if (!known) return bad_option("layout", layout->second, "nhd, hnd or packed");
-  c.cache.layout = *known;
-  if (Status s = read_float(metadata, "softmax_scale", c.options.softmax_scale); !s.ok()) return s;
-  if (Status s = read_float(metadata, "logits_soft_cap", c.options.logits_soft_cap); !s.ok()) return s;
-  if (const auto it = metadata.find("sliding_window"); it != metadata.end()) {
-    c.options.sliding_window = capture::parse_int(it->second);
-    if (!c.options.sliding_window) return bad_option("sliding_window", it->second, "an integer");
-  }
-  if (const auto it = metadata.find("window_right"); it != metadata.end()) {
-    c.options.window_right = capture::parse_int(it->second);
-    if (!c.options.window_right) return bad_option("window_right", it->second, "an integer");
-  }
-  for (const auto& [key, option] :
-       {std::pair{"attention_chunk", &c.options.attention_chunk}, {"prefix_len", &c.options.prefix_len}})
-    if (const auto it = metadata.find(key); it != metadata.end()) {
-      *option = capture::parse_int(it->second);
-      if (!*option) return bad_option(key, it->second, "an integer");
-    }
-  if (const auto it = metadata.find("spans_beyond_window"); it != metadata.end()) {
-    if (it->second != "0" && it->second != "1") return bad_option("spans_beyond_window", it->second, "0 or 1");
-    c.options.spans_beyond_window = it->second == "1";
-  }
-  if (const auto it = metadata.find("causal"); it != metadata.end()) {
-    if (it->second != "0" && it->second != "1") return bad_option("causal", it->second, "0 or 1");
-    c.options.causal = it->second == "1";
-  }
-  if (const auto it = metadata.find("padding"); it != metadata.end()) {
-    const std::optional<Padding> padding = padding_from_name(it->second);
-    if (!padding) return bad_option("padding", it->second, "refused, left or zero");
-    c.batch.padding = *padding;
-  }
-  return {};
+  if (!metadata.contains("layout")) return broken("metadata key \"layout\" is missing; expected nhd, hnd or packed");
+  Status status;
+  const auto read = [&](std::string_view key, auto& to) {
+    const auto it = metadata.find(std::string(key));
+    if (it == metadata.end() || !status.ok()) return;
+    if (const std::string_view expected = read_choice(it->second, to); !expected.empty())
+      status = bad_option(key, it->second, expected);
+  };
+  batch::for_each_choice(read, c);
+  return status;
 }
 
 /// Keys that are not options are the case's notes, unless they look like a slip of the pen: an option that is silently not
@@ -348,16 +351,10 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
     return Status(Code::invalid_argument, "capture: cache layout is not nhd, hnd or packed");
   m["quire_capture"] = kFormatVersion;
   m["quire_version"] = QUIRE_VERSION;
-  m["layout"] = name(c.cache.layout);
-  if (c.options.softmax_scale) m["softmax_scale"] = capture::float_text(*c.options.softmax_scale);
-  if (c.options.logits_soft_cap) m["logits_soft_cap"] = capture::float_text(*c.options.logits_soft_cap);
-  if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
-  if (c.options.window_right) m["window_right"] = formatted("{}", *c.options.window_right);
-  if (!c.options.causal) m["causal"] = "0";
-  if (c.options.attention_chunk) m["attention_chunk"] = formatted("{}", *c.options.attention_chunk);
-  if (c.options.prefix_len) m["prefix_len"] = formatted("{}", *c.options.prefix_len);
-  if (c.options.spans_beyond_window) m["spans_beyond_window"] = "1";
-  if (c.batch.padding != Padding::refused) m["padding"] = name(c.batch.padding);
+  const auto write = [&](std::string_view key, const auto& choice, const auto& usual) {
+    if (choice != usual || key == "layout") m[std::string(key)] = text_of(choice);
+  };
+  batch::for_each_choice(write, c, Case());
   for (const Outgoing& one : tensors) {
     if (one.entry.code == "U8") m[formatted("{}{}", kDTypePrefix, one.entry.name)] = name(one.tensor.dtype);
   }

@@ -53,6 +53,7 @@ class HostCopies {
     switch (f.kind) {
       case batch::Kind::index:
       case batch::Kind::flags:
+      case batch::Kind::bits:
       case batch::Kind::floats: return false;
       case batch::Kind::scale: return t.rank >= 3;
       case batch::Kind::rows:

@@ -130,19 +130,20 @@ class LayerCall:
     def _on_gpu(self, query: torch.Tensor, m: Any, output: torch.Tensor) -> None:
         if self.slopes is not None and self.slopes.device != query.device:
             self.slopes = self.slopes.to(query.device)
-        shared = (
-            query, output, self.k, self.v, m.query_start_loc, m.seq_lens, m.block_table, None, None, None, None, self.k_scale,
-            self.v_scale, self.slopes, self._sinks, "hnd", self.dtype or "", self.scale, self.window, self.cap, m.max_query_len,
-            m.max_seq_len, "left", None, None,
-        )  # fmt: skip
+        first = (query, output, self.k, self.v, m.query_start_loc, m.seq_lens, m.block_table)
+        shared = {
+            "k_scale": self.k_scale, "v_scale": self.v_scale, "alibi_slopes": self.slopes, "sinks": self._sinks, "layout": "hnd",
+            "cache_dtype": self.dtype or "", "softmax_scale": self.scale, "sliding_window": self.window, "logits_soft_cap": self.cap,
+            "max_query_len": m.max_query_len, "max_seq_len": m.max_seq_len, "padding": "left",
+        }  # fmt: skip
         kind = (self.window, self.k.shape, self.k.stride(), self.k.dtype, query.shape, query.stride(), output.stride())
         workspace = self._prepared(m.bound, kind)
         if workspace is None:
-            size = quire.torch.workspace_bytes(*shared)
+            size = quire.torch.workspace_bytes(*first, **shared)
             workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
-            torch.ops.quire.prepare(*shared, workspace)
+            torch.ops.quire.prepare(*first, **shared, workspace=workspace)
             m.bound[kind] = (workspace, {id(self)})
-        torch.ops.quire.attend(*shared, workspace, prepared=True)
+        torch.ops.quire.attend(*first, **shared, workspace=workspace, prepared=True)
 
     def _prepared(self, steps: dict[Any, Any], kind: Any) -> torch.Tensor | None:
         """The workspace that an earlier layer of this pass has prepared. A layer that comes again begins another pass: a capture after a

@@ -12,6 +12,7 @@ import numpy as np
 
 from quire import _quire
 from quire._arrays import empty_bytes_like, empty_part_like, is_torch, typed_view
+from quire._fields import MASKS
 from quire._messages import keywords_checked, shown
 from quire.distributed._capture import write_rank
 from quire.distributed._exchange import Exchange, Layout, bits_of, choose_exchange, empty_stack, join_heads
@@ -80,7 +81,7 @@ def _refuse(batch: Any, options: Any, shard: ContextShard, group: Group) -> None
             f"shard: rank {shard.rank} of {shard.world}, expected rank {group.rank} of {group.world} as the group; with fewer "
             "ranks to a context, pass their group"
         )
-    for name in ("causal", "q_begin", "key_begin", "spans", "prefix_lens", "tree_mask"):
+    for name in MASKS:
         if getattr(batch, name, None) is not None:
             raise UnsupportedError(
                 f"{name}: given; a sharded call places causal rows at the end of their requests, and the shard says where keys stand: "

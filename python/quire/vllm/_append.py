@@ -50,7 +50,10 @@ def reshape_and_cache(
     if has_other_x(key_cache):
         _append_other_x(key, value, key_cache, value_cache, slot_mapping, dtype, k_scale, v_scale)
     else:
-        _quire.append_arrays(key_cache, value_cache, key, value, slot_mapping, "packed", dtype, k_scale, v_scale)
+        _quire.append_arrays({
+            "k": key_cache, "v": value_cache, "key": key, "value": value, "slot_mapping": slot_mapping, "layout": "packed",
+            "cache_dtype": dtype, "k_scale": k_scale, "v_scale": v_scale,
+        })  # fmt: skip
 
 
 def reshape_and_cache_flash(
@@ -60,7 +63,10 @@ def reshape_and_cache_flash(
     """:func:`reshape_and_cache` for caches [num_blocks, block_size, num_kv_heads, head_dim]; NHD or HND by stride. Per-head scales work."""
     dtype = dtype_of_both(key_cache, value_cache, kv_cache_dtype, fp8_flavour)
     k_scale, v_scale = read_scales(dtype, k_scale, v_scale, key_cache, 2)
-    _quire.append_arrays(key_cache, value_cache, key, value, slot_mapping, "nhd", dtype, k_scale, v_scale)
+    _quire.append_arrays({
+        "k": key_cache, "v": value_cache, "key": key, "value": value, "slot_mapping": slot_mapping, "cache_dtype": dtype,
+        "k_scale": k_scale, "v_scale": v_scale,
+    })  # fmt: skip
 
 
 def triton_reshape_and_cache_flash(

@@ -17,7 +17,7 @@ from quire import _quire
 from quire.errors import UnsupportedError
 from quire.vllm._caches import copied, dtype_of_both, has_other_x, one_scale, query_scale, read_scales
 from quire.vllm._refusals import QUANT_MODES, known_quant_mode, unsupported
-from quire.vllm._request import Arguments, Lengths, Request, cached_lens, inputs_by
+from quire.vllm._request import Arguments, Lengths, Request, cached_lens, inputs_by, of_causal
 from quire.vllm._run import attend, attend_answered, bound
 from quire.vllm._settings import waits
 from quire.vllm._tensors import f32_vector, flags, number, on_device
@@ -41,15 +41,17 @@ def read_chunked(
         interleaved_x = 16 // value_cache.itemsize if use_interleaved_v_cache else 0
         key_cache, value_cache, layout = copied(key_cache, value_cache, dtype, interleaved_x)
     most_rows = max_query_len if type(max_query_len) is int and max_query_len > 0 else bound(max_query_len)
-    return (
-        query, output, key_cache, value_cache, query_start_loc, seq_lens, block_table, layout, dtype,
-        None if key is None else cached_lens(query_start_loc, seq_lens, True), key, value, None, k_scale, v_scale,
-        sm_scale if type(sm_scale) is float else number(sm_scale), window, None,
-        None if alibi_slopes is None else f32_vector(alibi_slopes, "alibi_slopes"), None if sinks is None else f32_vector(sinks, "sinks"),
-        package.padding, most_rows, None, None, waits(wait), True, None,
-        None if output_scale is None else one_scale(output_scale, "output_scale"), None, "call",
-        causal if causal is True else flags(causal), None, None, None,
-    )  # fmt: skip
+    seen = True if causal is True else flags(causal)
+    return {
+        "query": query, "output": output, "k": key_cache, "v": value_cache, "query_start_loc": query_start_loc, "seq_lens": seq_lens,
+        "block_table": block_table, "layout": layout, "cache_dtype": dtype,
+        "cached_lens": None if key is None else cached_lens(query_start_loc, seq_lens, True), "key": key, "value": value,
+        "k_scale": k_scale, "v_scale": v_scale, "softmax_scale": sm_scale if type(sm_scale) is float else number(sm_scale),
+        "sliding_window": window, "alibi_slopes": None if alibi_slopes is None else f32_vector(alibi_slopes, "alibi_slopes"),
+        "sinks": None if sinks is None else f32_vector(sinks, "sinks"), "padding": package.padding, "max_query_len": most_rows,
+        "wait": waits(wait), "output_scale": None if output_scale is None else one_scale(output_scale, "output_scale"),
+        of_causal(seen): seen,
+    }  # fmt: skip
 
 
 chunked_inputs = inputs_by(read_chunked)
@@ -67,12 +69,15 @@ def read_context(
     k_scale, v_scale = read_scales(dtype, k_scale, v_scale, k_cache, 1)
     if interleaved_v_pack_factor or has_other_x(k_cache):
         k_cache, v_cache, layout = copied(k_cache, v_cache, dtype, interleaved_v_pack_factor)
-    return (
-        q, o, k_cache, v_cache, b_start_loc, b_seq_len, b_loc, layout, dtype,
-        None if k is None else cached_lens(b_start_loc, b_seq_len, False), k, v, None, k_scale, v_scale, number(sm_scale), window, None,
-        f32_vector(alibi_slopes, "alibi_slopes"), f32_vector(sinks, "sinks"), package.padding, bound(max_input_len), None, None,
-        waits(wait), True, None, one_scale(fp8_out_scale, "fp8_out_scale"), None, "call", flags(causal), None, None, None,
-    )  # fmt: skip
+    seen = flags(causal)
+    return {
+        "query": q, "output": o, "k": k_cache, "v": v_cache, "query_start_loc": b_start_loc, "seq_lens": b_seq_len, "block_table": b_loc,
+        "layout": layout, "cache_dtype": dtype, "cached_lens": None if k is None else cached_lens(b_start_loc, b_seq_len, False),
+        "key": k, "value": v, "k_scale": k_scale, "v_scale": v_scale, "softmax_scale": number(sm_scale), "sliding_window": window,
+        "alibi_slopes": f32_vector(alibi_slopes, "alibi_slopes"), "sinks": f32_vector(sinks, "sinks"), "padding": package.padding,
+        "max_query_len": bound(max_input_len), "wait": waits(wait), "output_scale": one_scale(fp8_out_scale, "fp8_out_scale"),
+        of_causal(seen): seen,
+    }  # fmt: skip
 
 
 def _longer_than_one(lengths: Lengths) -> np.ndarray:
@@ -93,7 +98,7 @@ def _later_keys(window_size: Sequence[int] | None, window: int | None) -> int | 
 
 
 def _shapes(window: int | None, ranges: Any, beyond: bool, prefixes: Any, prefix_window: int | None) -> tuple[int | None, Arguments]:
-    """The window, and what follows it in :class:`Request`: spans, prefix_lens and spans_beyond_window.
+    """The window, and spans, prefix_lens and spans_beyond_window.
 
     ranges [num_reqs, max_ranges, 2] have an inclusive end, and are none where the end is not behind the begin. A prefix and its window
     take the place of the sliding window.
@@ -107,7 +112,7 @@ def _shapes(window: int | None, ranges: Any, beyond: bool, prefixes: Any, prefix
         prefixes = None
     else:
         window = prefix_window if prefix_window > 0 else None
-    return window, (spans, prefixes, None, None, None, None, beyond and spans is not None)
+    return window, {"spans": spans, "prefix_lens": prefixes, "spans_beyond_window": beyond and spans is not None}
 
 
 def read_unified(
@@ -136,20 +141,22 @@ def read_unified(
     k_scale, v_scale = read_scales(dtype, k_descale, v_descale, k, 2, ("k_descale", "v_descale"))
     seen = True if causal is True else flags(causal)
     window = window_size[0] + 1 if window_size is not None and window_size[0] >= 0 else None  # vLLM's is (W - 1, not read)
-    shapes: Arguments = ()
+    shapes: Arguments = {}
     if mm_prefix_range is not None or (rswa_prefix_lens is not None and rswa_window is not None):
         window, shapes = _shapes(window, mm_prefix_range, not mm_prefix_clamp_sliding_window, rswa_prefix_lens, rswa_window)
     most_rows = max_seqlen_q if type(max_seqlen_q) is int and max_seqlen_q > 0 else bound(max_seqlen_q)
     most_keys = max_seqlen_k if type(max_seqlen_k) is int and max_seqlen_k > 0 else bound(max_seqlen_k)
-    return (
-        q, out, k, v, cu_seqlens_q, seqused_k, block_table, "nhd", dtype, None, None, None, None, k_scale, v_scale,
-        softmax_scale if type(softmax_scale) is float else number(softmax_scale), window,
-        softcap if softcap is not None and softcap > 0 else None,
-        None if alibi_slopes is None else f32_vector(alibi_slopes, "alibi_slopes"), None if sinks is None else f32_vector(sinks, "sinks"),
-        package.padding, most_rows, most_keys, None, waits(wait), True, None if q_descale is None else query_scale(q_descale, q, k, 2),
-        None if output_scale is None else one_scale(output_scale, "output_scale"), None, "call", seen, None, None,
-        None if seen is True else _later_keys(window_size, window), *shapes,
-    )  # fmt: skip
+    return {
+        "query": q, "output": out, "k": k, "v": v, "query_start_loc": cu_seqlens_q, "seq_lens": seqused_k, "block_table": block_table,
+        "cache_dtype": dtype, "k_scale": k_scale, "v_scale": v_scale,
+        "softmax_scale": softmax_scale if type(softmax_scale) is float else number(softmax_scale), "sliding_window": window,
+        "logits_soft_cap": softcap if softcap is not None and softcap > 0 else None,
+        "alibi_slopes": None if alibi_slopes is None else f32_vector(alibi_slopes, "alibi_slopes"),
+        "sinks": None if sinks is None else f32_vector(sinks, "sinks"), "padding": package.padding, "max_query_len": most_rows,
+        "max_seq_len": most_keys, "wait": waits(wait), "q_scale": None if q_descale is None else query_scale(q_descale, q, k, 2),
+        "output_scale": None if output_scale is None else one_scale(output_scale, "output_scale"), of_causal(seen): seen,
+        "window_right": None if seen is True else _later_keys(window_size, window), **shapes,
+    }  # fmt: skip
 
 
 unified_inputs = inputs_by(read_unified)
@@ -238,11 +245,11 @@ def context_attention_fwd(
         q, k, v, o, kv_cache_dtype, k_cache, v_cache, b_loc, b_start_loc, b_seq_len, k_scale, v_scale, alibi_slopes, sliding_window,
         sm_scale, sinks, fp8_out_scale, is_block_table_ptr, interleaved_v_pack_factor, causal, max_input_len, wait, fp8_flavour,
     )  # fmt: skip
-    request = Request(*arguments)
+    request = Request(arguments)
     lengths = request.lengths() if skip_decode else None
     if lengths is None or np.all(_longer_than_one(lengths)):
         return attend(arguments, (max_input_len, "max_input_len"))
-    _quire.check(request.batch(), request.cache(), request.options(), "tables").raise_if_any()
+    request.check()
     longest = int(lengths.query_lens.max(initial=0))
     limit = (max_input_len, longest, "max_input_len")
     attend_answered(request, lengths, _longer_than_one(lengths), limit, max_query_len=longest)

@@ -36,11 +36,12 @@ def read_decode(
     if starts is None:
         seq = numbers(seq_lens, "seq_lens")
         starts, rows_behind = np.arange(seq.size + 1, dtype=seq.dtype), None
-    return (
-        query, out, key_cache, value_cache, starts, seq_lens, block_tables, layout, dtype, None, None, None, None, k_scale, v_scale,
-        number(scale), None, None, f32_vector(alibi_slopes, "alibi_slopes"), None, rows_behind, None, None, None, waits(wait), True, None,
-        one_scale(fp8_out_scale, "fp8_out_scale"), None, "call", True, None, None, None,
-    )  # fmt: skip
+    return {
+        "query": query, "output": out, "k": key_cache, "v": value_cache, "query_start_loc": starts, "seq_lens": seq_lens,
+        "block_table": block_tables, "layout": layout, "cache_dtype": dtype, "k_scale": k_scale, "v_scale": v_scale,
+        "softmax_scale": number(scale), "alibi_slopes": f32_vector(alibi_slopes, "alibi_slopes"), "padding": rows_behind,
+        "wait": waits(wait), "output_scale": one_scale(fp8_out_scale, "fp8_out_scale"),
+    }  # fmt: skip
 
 
 def _one_row_and_a_key(lengths: Lengths) -> np.ndarray | None:
@@ -70,13 +71,13 @@ def _check_one_row_each(request: Request, seq: np.ndarray) -> None:
 
 def _decode(arguments: Arguments, max_seq_len: int, whole_sequences: bool) -> None:
     """Attends the rows of requests that have exactly one. whole_sequences: every row is one, and those without a key become 0."""
-    request = Request(*arguments)
+    request = Request(arguments)
     lengths = request.lengths()
     if whole_sequences:
         _check_one_row_each(request, lengths.seq_lens)
     answered = _one_row_and_a_key(lengths)
     if answered is None or not whole_sequences:
-        _quire.check(request.batch(), request.cache(), request.options(), "tables").raise_if_any()
+        request.check()
     assert answered is not None  # lengths that are none were raised
     longest = int(lengths.seq_lens[answered].max(initial=0))
     limit = (max_seq_len, longest, "max_seq_len")

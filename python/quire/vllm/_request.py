@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call of an op as Quire understands it: the arguments of ``_quire.attend_arrays``, and objects made of them.
 
-Each op has one reader, in ``_attention`` or ``_decode``, which returns the arguments as a tuple; the op runs the tuple, and quire.hooks
+Each op has one reader, in ``_attention`` or ``_decode``, which returns the arguments as a dict; the op runs the dict, and quire.hooks
 makes objects of it.
 """
 
@@ -10,81 +10,52 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire import _quire
+from quire._fields import FIELDS
 from quire.vllm._caches import as_bits
 from quire.vllm._tensors import numbers, on_device
 
-Arguments = tuple[Any, ...]
-"""The arguments of one call, in the order of :class:`Request`. Engines make a call for each layer: a plain tuple is the quickest."""
+Arguments = dict[str, Any]
+"""The arguments of one call by name, as ``_quire.attend_arrays`` takes them. What is left out has its default."""
+
+_NOTHING = {"cache_dtype": "", "max_query_len": None, "max_seq_len": None, "wait": None} | {f.argument: f.otherwise for f in FIELDS}
 
 
-class Request(NamedTuple):
-    """Names of :data:`Arguments`: the first of ``_quire.attend_arrays``, in its order."""
+class Request(SimpleNamespace):
+    """:data:`Arguments` with their defaults, as attributes."""
 
-    query: Any
-    output: Any
-    k: Any
-    v: Any
-    query_start_loc: Any
-    seq_lens: Any
-    block_table: Any
-    layout: str
-    cache_dtype: str
-    cached_lens: Any
-    key: Any
-    value: Any
-    lse: Any
-    k_scale: Any
-    v_scale: Any
-    softmax_scale: float | None
-    sliding_window: int | None
-    logits_soft_cap: float | None
-    alibi_slopes: Any
-    sinks: Any
-    padding: str | None
-    max_query_len: int | None
-    max_seq_len: int | None
-    stream: Any
-    wait: bool
-    remember: bool
-    q_scale: Any
-    output_scale: Any
-    workspace: Any
-    part: str
-    causal: Any
-    q_begin: Any
-    key_begin: Any
-    window_right: int | None
-    spans: Any = None
-    prefix_lens: Any = None
-    tree_mask: Any = None
-    tree_lens: Any = None
-    attention_chunk: int | None = None
-    prefix_len: int | None = None
-    spans_beyond_window: bool = False
+    def __init__(self, arguments: Arguments):
+        super().__init__(**(_NOTHING | arguments))
+
+    def _of(self, owner: str) -> dict[str, Any]:
+        return {f.name: getattr(self, f.argument) for f in FIELDS if f.owner == owner}
 
     def cache(self) -> _quire.KVCache:
-        return _quire.KVCache(*as_bits(self.k, self.v, self.cache_dtype), self.layout, self.k_scale, self.v_scale, self.cache_dtype)
+        k, v = as_bits(self.k, self.v, self.cache_dtype)
+        return _quire.KVCache(**self._of("KVCache") | {"k": k, "v": v, "dtype": self.cache_dtype})
 
     def options(self) -> _quire.Options:
-        names = ("softmax_scale", "sliding_window", "logits_soft_cap", "alibi_slopes", "sinks", "window_right", "spans_beyond_window")
-        return _quire.Options(causal=self.causal is not False, **{name: getattr(self, name) for name in names})
+        return _quire.Options(**self._of("Options"))
 
     def batch(self) -> _quire.Batch:
-        names = ("query", "output", "query_start_loc", "seq_lens", "block_table", "cached_lens", "key", "value", "padding", "q_scale",
-                 "output_scale", "spans", "prefix_lens")  # fmt: skip
-        return _quire.Batch(causal=self.flags(), **{name: getattr(self, name) for name in names})
+        return _quire.Batch(**self._of("Batch"))
 
-    def flags(self) -> Any:
-        """One flag a request; None = one for all, which the options hold."""
-        return None if isinstance(self.causal, bool) else self.causal
+    def check(self) -> None:
+        """Raises what its lengths and tables break."""
+        _quire.check(self.batch(), self.cache(), self.options(), "tables").raise_if_any()
 
     def lengths(self) -> Lengths:
         return lengths_of(self.query_start_loc, self.seq_lens)
+
+
+def of_causal(seen: Any) -> str:
+    """The argument for ``seen``: one bool, or one flag a request."""
+    return "causal" if isinstance(seen, bool) else "causal_per_request"
 
 
 class Lengths(NamedTuple):
@@ -148,7 +119,7 @@ def inputs_by(
 
     @functools.wraps(read)
     def inputs(**arguments: Any) -> Inputs:
-        request = Request(*read(**arguments))
+        request = Request(read(**arguments))
         lengths = request.lengths()
         asked = answered_by is not None and (not only_if or arguments.get(only_if, False))
         answered = answered_by(lengths) if answered_by is not None and asked else None

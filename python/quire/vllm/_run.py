@@ -10,13 +10,11 @@ import numpy as np
 
 from quire import _quire
 from quire.errors import ArgumentError
-from quire.vllm._request import Arguments, Lengths, Request
+from quire.vllm._request import Arguments, Lengths, Request, lengths_of
 from quire.vllm._tensors import beside, on_device
 
 Bound = tuple[int | None, str]
 """A bound that the caller gave, None = none, and its name."""
-
-_STARTS = Request._fields.index("query_start_loc")
 
 
 def bound(given: Any) -> int | None:
@@ -26,9 +24,9 @@ def bound(given: Any) -> int | None:
 
 def attend(arguments: Arguments, query_len: Bound, seq_len: Bound = (None, "")) -> None:
     """Attends all requests. The bounds are in the arguments, too; for lengths on the host they are looked at before."""
-    if getattr(arguments[_STARTS], "is_cpu", True):
-        _check_limits(Request(*arguments), query_len, seq_len)
-    _quire.attend_arrays(*arguments)
+    if getattr(arguments["query_start_loc"], "is_cpu", True):
+        _check_limits(arguments, query_len, seq_len)
+    _quire.attend_arrays(arguments)
 
 
 def _at_least(given: int | None, needed: int, name: str) -> None:
@@ -36,14 +34,14 @@ def _at_least(given: int | None, needed: int, name: str) -> None:
         raise ArgumentError(f"{name}: {given}, but the batch has {needed}; vLLM would leave rows unwritten")
 
 
-def _check_limits(request: Request, query_len: Bound, seq_len: Bound) -> None:
+def _check_limits(arguments: Arguments, query_len: Bound, seq_len: Bound) -> None:
     """A rule that is broken is raised first: a limit means nothing then."""
-    lengths = request.lengths()
+    lengths = lengths_of(arguments["query_start_loc"], arguments["seq_lens"])
     longest = int(lengths.query_lens.max(initial=0)), int(lengths.seq_lens.max(initial=0)) if lengths.sound else 0
     short = [name for (given, name), needed in zip((query_len, seq_len), longest) if given is not None and given < needed]
     if not short and lengths.sound:
         return
-    _quire.check(request.batch(), request.cache(), request.options(), "tables").raise_if_any()
+    Request(arguments).check()
     for (given, name), needed in zip((query_len, seq_len), longest):
         _at_least(given, needed, name)
 
@@ -74,7 +72,7 @@ def _batch_of_run(run: tuple[int, int], request: Request, lengths: Lengths, tabl
     """Requests [a, b) as a batch of their own, on views of the same rows."""
     a, b = run
     rows = slice(int(lengths.query_start_loc[a]), int(lengths.query_start_loc[b]))
-    flags = request.flags()
+    flags = request.causal_per_request
     return _quire.Batch(
         query=request.query[rows],
         output=request.output[rows],
