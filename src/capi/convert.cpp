@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // C ABI: conversions. A struct is read member by member into its C++ twin; the first implausible member ends it.
 #include "capi/convert.h"
+#include "batch/fields.h"
 #include "text/formatted.h"
 
 #include <type_traits>
+#include <utility>
 
 namespace quire::capi {
 namespace {
@@ -90,41 +92,57 @@ Tensor Reader::tensor(std::string_view member, const quire_tensor& t) {
   return out;
 }
 
-/// A tensor of a struct of quire.h, and of its C++ twin.
-template <typename Theirs, typename Ours>
-struct TensorMember {
-  const char* name;
-  quire_tensor Theirs::* theirs;
-  Tensor Ours::* ours;
-};
-constexpr TensorMember<quire_batch, Batch> kBatchTensors[] = {
-#define QUIRE_BATCH_TENSOR(member, ...) {#member, &quire_batch::member, &Batch::member},
-#include "batch/fields.inc"
-};
-constexpr TensorMember<quire_cache, KVCache> kCacheTensors[] = {
-#define QUIRE_CACHE_TENSOR(member, ...) {#member, &quire_cache::member, &KVCache::member},
-#include "batch/fields.inc"
-};
-constexpr TensorMember<quire_options, Options> kOptionsTensors[] = {
-#define QUIRE_OPTIONS_TENSOR(member, ...) {#member, &quire_options::member, &Options::member},
-#include "batch/fields.inc"
-};
+/// Fields of quire_batch, quire_cache and quire_options besides the table's: struct_size, reserved members, and has_ flags.
+static_assert(batch::num_members<quire_batch>() == batch::kBatchFields + 2,
+              "quire_batch has other members than fields.inc has rows");
+static_assert(batch::num_members<quire_cache>() == batch::kCacheFields + 2,
+              "quire_cache has other members than fields.inc has rows");
+static_assert(batch::num_members<quire_options>() == batch::kOptionsFields + 9,
+              "quire_options has other members than fields.inc has rows");
 
-template <typename Theirs, typename Ours, std::size_t n>
-void read_tensors(Reader& reader, const TensorMember<Theirs, Ours> (&members)[n], const Theirs& from, Ours& to) {
-  for (const auto& member : members) to.*member.ours = reader.tensor(member.name, from.*member.theirs);
+/// Reads or writes each tensor of a struct of quire.h and of its C++ twin.
+template <typename Ours, typename Theirs>
+void read_tensors(Reader& reader, const Theirs& from, const Ours& to) {
+  batch::for_each_tensor(
+      [&](const batch::TensorField& f, const quire_tensor& t, Tensor& out) { out = reader.tensor(f.member, t); }, from, to);
+}
+template <typename Ours, typename Theirs>
+void write_tensors(const Ours& from, const Theirs& to) {
+  batch::for_each_tensor([&](const batch::TensorField&, const Tensor& t, quire_tensor& out) { out = to_c(t); }, from, to);
 }
 
-template <typename Theirs, typename Ours, std::size_t n>
-void write_tensors(const TensorMember<Theirs, Ours> (&members)[n], const Ours& from, Theirs& to) {
-  for (const auto& member : members) to.*member.theirs = to_c(from.*member.ours);
+/// A choice that may be absent has a has_ flag; a choice that is true by default has a non_ flag.
+template <typename Ours, typename Theirs>
+void read_choices(Reader& reader, const Theirs& from, Ours& to) {
+#define QUIRE_OPTIONS_CHOICE(member)                                             \
+  if constexpr (requires { from.has_##member; }) {                               \
+    if (reader.flag("has_" #member, from.has_##member)) to.member = from.member; \
+  } else if constexpr (requires { from.non_##member; }) {                        \
+    to.member = !reader.flag("non_" #member, from.non_##member);                 \
+  } else {                                                                       \
+    to.member = reader.flag(#member, from.member);                               \
+  }
+#include "batch/fields.inc"
+}
+template <typename Ours, typename Theirs>
+void write_choices(const Ours& from, Theirs& to) {
+#define QUIRE_OPTIONS_CHOICE(member)                    \
+  if constexpr (requires { to.has_##member; }) {        \
+    to.has_##member = from.member.has_value();          \
+    to.member = from.member.value_or(0);                \
+  } else if constexpr (requires { to.non_##member; }) { \
+    to.non_##member = from.member ? 0 : 1;              \
+  } else {                                              \
+    to.member = from.member ? 1 : 0;                    \
+  }
+#include "batch/fields.inc"
 }
 
 Result<Batch> read_batch(const quire_batch* b) {
   Reader reader("batch");
   if (!reader.open(b)) return reader.status();
   Batch out;
-  read_tensors(reader, kBatchTensors, *b, out);
+  read_tensors(reader, batch::BatchPart{*b}, batch::BatchPart{out});
   out.padding = static_cast<Padding>(reader.within("padding", b->padding, QUIRE_PADDING_REFUSED, QUIRE_PADDING_ZERO));
   reader.reserved("reserved", b->reserved);
   return reader.result(out);
@@ -135,17 +153,10 @@ Result<Options> read_options(const quire_options* o) {
   if (o == nullptr) return out;
   Reader reader("options");
   if (!reader.open(o)) return reader.status();
-  if (reader.flag("has_softmax_scale", o->has_softmax_scale)) out.softmax_scale = o->softmax_scale;
-  if (reader.flag("has_sliding_window", o->has_sliding_window)) out.sliding_window = o->sliding_window;
-  if (reader.flag("has_logits_soft_cap", o->has_logits_soft_cap)) out.logits_soft_cap = o->logits_soft_cap;
-  reader.reserved("reserved", o->reserved);
-  read_tensors(reader, kOptionsTensors, *o, out);
-  out.causal = !reader.flag("non_causal", o->non_causal);
-  if (reader.flag("has_window_right", o->has_window_right)) out.window_right = o->window_right;
-  if (reader.flag("has_attention_chunk", o->has_attention_chunk)) out.attention_chunk = o->attention_chunk;
-  if (reader.flag("has_prefix_len", o->has_prefix_len)) out.prefix_len = o->prefix_len;
-  out.spans_beyond_window = reader.flag("spans_beyond_window", o->spans_beyond_window);
-  reader.reserved("reserved2", o->reserved2);
+  read_choices(reader, *o, out);
+  read_tensors(reader, batch::OptionsPart{*o}, batch::OptionsPart{out});
+  for (const auto& [name, value] : {std::pair{"reserved", o->reserved}, {"reserved2", o->reserved2}})
+    reader.reserved(name, value);
   return reader.result(out);
 }
 
@@ -177,7 +188,7 @@ Result<KVCache> read_cache(const quire_cache* c) {
   Reader reader("cache");
   if (!reader.open(c)) return reader.status();
   KVCache out;
-  read_tensors(reader, kCacheTensors, *c, out);
+  read_tensors(reader, batch::CachePart{*c}, batch::CachePart{out});
   out.layout = static_cast<CacheLayout>(reader.within("layout", c->layout, QUIRE_NHD, QUIRE_PACKED));
   reader.reserved("reserved", c->reserved);
   return reader.result(out);
@@ -255,33 +266,22 @@ quire_tensor to_c(const Tensor& tensor) {
 
 Status write_batch(const Batch& from, quire_batch* to) {
   quire_batch b{};
-  write_tensors(kBatchTensors, from, b);
+  write_tensors(batch::BatchPart{from}, batch::BatchPart{b});
   b.padding = static_cast<quire_padding>(from.padding);
   return write_struct(b, to, "batch");
 }
 
 Status write_cache(const KVCache& from, quire_cache* to) {
   quire_cache c{};
-  write_tensors(kCacheTensors, from, c);
+  write_tensors(batch::CachePart{from}, batch::CachePart{c});
   c.layout = static_cast<quire_layout>(from.layout);
   return write_struct(c, to, "cache");
 }
 
 Status write_options(const Options& from, quire_options* to) {
   quire_options o{};
-  const auto optional = [](const auto& value, auto& has, auto& to_value) {
-    has = value.has_value();
-    to_value = value.value_or(0);
-  };
-  optional(from.softmax_scale, o.has_softmax_scale, o.softmax_scale);
-  optional(from.sliding_window, o.has_sliding_window, o.sliding_window);
-  optional(from.logits_soft_cap, o.has_logits_soft_cap, o.logits_soft_cap);
-  write_tensors(kOptionsTensors, from, o);
-  o.non_causal = from.causal ? 0 : 1;
-  optional(from.window_right, o.has_window_right, o.window_right);
-  optional(from.attention_chunk, o.has_attention_chunk, o.attention_chunk);
-  optional(from.prefix_len, o.has_prefix_len, o.prefix_len);
-  o.spans_beyond_window = from.spans_beyond_window ? 1 : 0;
+  write_tensors(batch::OptionsPart{from}, batch::OptionsPart{o});
+  write_choices(from, o);
   return write_struct(o, to, "options");
 }
 

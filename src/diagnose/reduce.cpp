@@ -63,37 +63,12 @@ class Cut {
     pages_.assign(used.begin(), used.end());
   }
 
-  static_assert(batch::kNumTensors == 28, "make() says of each tensor what some of the requests get");
   Case make() const {
     Case out;
-    const Batch& b = c_.batch;
     out.options = c_.options;
-    out.options.alibi_slopes = all(out, c_.options.alibi_slopes);
-    out.options.sinks = all(out, c_.options.sinks);
     out.cache = c_.cache;
-    out.cache.k = gather(out, c_.cache.k, pages_);
-    out.cache.v = gather(out, c_.cache.v, pages_);
-    out.cache.k_scale = scale_of_pages(out, c_.cache.k_scale);
-    out.cache.v_scale = scale_of_pages(out, c_.cache.v_scale);
-    out.cache.k_block_scale = gather(out, c_.cache.k_block_scale, pages_);
-    out.cache.v_block_scale = gather(out, c_.cache.v_block_scale, pages_);
-    out.batch.q_scale = all(out, b.q_scale);
-    out.batch.output_scale = all(out, b.output_scale);
-    out.batch.query = gather(out, b.query, tokens_);
-    out.batch.output = gather(out, b.output, tokens_);
-    out.batch.lse = gather(out, b.lse, tokens_);
-    out.batch.key = gather(out, b.key, tokens_);
-    out.batch.value = gather(out, b.value, tokens_);
-    out.batch.seq_lens = gather(out, b.seq_lens, requests_);
-    out.batch.cached_lens = gather(out, b.cached_lens, requests_);
-    out.batch.request_ids = gather(out, b.request_ids, requests_);
-    out.batch.causal = gather(out, b.causal, requests_);
-    out.batch.q_begin = gather(out, b.q_begin, requests_);
-    out.batch.key_begin = gather(out, b.key_begin, requests_);
-    out.batch.spans = gather(out, b.spans, requests_);
-    out.batch.prefix_lens = gather(out, b.prefix_lens, requests_);
-    out.batch.tree_mask = gather(out, b.tree_mask, tokens_);
-    out.batch.tree_lens = gather(out, b.tree_lens, requests_);
+    batch::for_each_tensor([&](const batch::TensorField& f, const Tensor& t, Tensor& to) { to = cut(out, f, t); }, c_, out);
+    out.batch.slot_mapping = {};
     out.batch.query_start_loc = starts(out);
     out.batch.block_table = table(out);
     out.observed = gather(out, c_.observed, tokens_);
@@ -114,9 +89,15 @@ class Cut {
   /// An entry left of the window may be none, and leads out of the cache.
   bool is_page(std::int64_t id) const { return id >= 0 && id < f_.num_pages; }
 
-  /// A scale for each token goes with its page.
-  Tensor scale_of_pages(Case& out, const Tensor& scale) const {
-    return scale.rank == 3 ? gather(out, scale, pages_) : all(out, scale);
+  /// What the requests of this cut need of a tensor. A scale for each token goes with its page.
+  Tensor cut(Case& out, const batch::TensorField& f, const Tensor& t) const {
+    switch (f.axis) {
+      case batch::Axis::token: return gather(out, t, tokens_);
+      case batch::Axis::request: return gather(out, t, requests_);
+      case batch::Axis::page: return f.kind == batch::Kind::scale && t.rank != 3 ? all(out, t) : gather(out, t, pages_);
+      case batch::Axis::none: break;
+    }
+    return all(out, t);
   }
 
   static Tensor all(Case& out, const Tensor& t) {

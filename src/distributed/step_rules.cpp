@@ -9,25 +9,25 @@
 
 namespace quire::distributed {
 
-static_assert(batch::kNumTensors == 28, "refuse() names each tensor that a sharded call does not take");
+/// The first tensor that a sharded call does not take: new rows, or more about what a row sees than lengths say.
+std::string_view not_taken(const Batch& batch) {
+  std::string_view first = batch.key.present() ? "key" : "";
+  const auto look = [&](const batch::TensorField& f, const Tensor& t) {
+    if (first.empty() && f.of_step() && f.presence == batch::Presence::optional && !f.of_rules() && t.present()) first = f.member;
+  };
+  batch::for_each_tensor(look, batch::BatchPart{batch});
+  return first;
+}
+
 Status refuse(const Communicator& group, const ContextShard& shard, const Batch& batch, const Options& options,
               const ShardedSettings& settings) {
   if (const Findings findings = check_shard(shard); !findings.ok()) return findings.status();
   if (shard.rank != group.rank() || shard.world != group.world())
     return {Code::invalid_argument, formatted("shard: rank {} of {}, expected rank {} of {} as the group", shard.rank,
                                               shard.world, group.rank(), group.world())};
-  for (const auto& [tensor, name] : {std::pair{&batch.key, "key"},
-                                     {&batch.cached_lens, "cached_lens"},
-                                     {&batch.causal, "causal"},
-                                     {&batch.q_begin, "q_begin"},
-                                     {&batch.key_begin, "key_begin"},
-                                     {&batch.spans, "spans"},
-                                     {&batch.prefix_lens, "prefix_lens"},
-                                     {&batch.tree_mask, "tree_mask"}})
-    if (tensor->present())
-      return {
-          Code::unsupported,
-          formatted("{}: given; a sharded call reads every key from the cache of the rank that holds it: append first", name)};
+  if (const std::string_view name = not_taken(batch); !name.empty())
+    return {Code::unsupported,
+            formatted("{}: given; a sharded call reads every key from the cache of the rank that holds it: append first", name)};
   if (batch.padding != Padding::refused) return {Code::unsupported, "padding: a sharded call takes batches without padding rows"};
   if (!options.causal) return {Code::unsupported, "options.causal: false; a sharded call takes causal requests"};
   if (options.attention_chunk || options.prefix_len)

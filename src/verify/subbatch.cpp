@@ -55,7 +55,6 @@ std::int64_t query_len(const Batch& batch, std::int64_t r) {
   return index_at(batch.query_start_loc, r + 1) - index_at(batch.query_start_loc, r);
 }
 
-static_assert(batch::kNumTensors == 28, "slice() says of each tensor what a part of the rows gets");
 Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t r, std::int64_t row_begin, std::int64_t row_end) {
   const Batch& b = c.batch;
   const std::int64_t rows = row_end - row_begin, token = index_at(b.query_start_loc, r) + row_begin;
@@ -65,26 +64,18 @@ Case slice(const Case& c, const Tensor& output, const Tensor& lse, std::int64_t 
   one.storage = c.storage;
   one.cache = c.cache;
   one.options = c.options;
-  one.batch.query = rows_of(b.query, token, rows);
+  const auto cut = [&](const batch::TensorField& f, const Tensor& whole, Tensor& part) {
+    part = f.axis == batch::Axis::token     ? rows_of(whole, token, rows)
+           : f.axis == batch::Axis::request ? rows_of(whole, r, 1)
+                                            : whole;
+  };
+  batch::for_each_tensor(cut, batch::BatchPart{b}, batch::BatchPart{one.batch});
   one.batch.output = rows_of(output, token, rows);
   one.batch.lse = rows_of(lse, token, rows);
-  one.batch.q_scale = b.q_scale;
-  one.batch.output_scale = b.output_scale;
-  one.batch.key = rows_of(b.key, token, rows);
-  one.batch.value = rows_of(b.value, token, rows);
-  if (!b.q_begin.present() && !b.causal.present() && c.options.causal)
-    one.batch.slot_mapping = rows_of(b.slot_mapping, token, rows);
+  one.batch.request_ids = one.batch.q_begin = {};
+  if (b.q_begin.present() || b.causal.present() || !c.options.causal) one.batch.slot_mapping = {};
   one.batch.query_start_loc = index_tensor(one, dtype, {0, rows});
   one.batch.seq_lens = index_tensor(one, dtype, {context + row_end});
-  // Rows before a chunk would have been appended by then, so only whole requests may have uncached rows.
-  if (b.cached_lens.present()) one.batch.cached_lens = index_tensor(one, dtype, {index_at(b.cached_lens, r)});
-  one.batch.block_table = rows_of(b.block_table, r, 1);
-  one.batch.causal = rows_of(b.causal, r, 1);
-  one.batch.key_begin = rows_of(b.key_begin, r, 1);
-  one.batch.spans = rows_of(b.spans, r, 1);
-  one.batch.prefix_lens = rows_of(b.prefix_lens, r, 1);
-  one.batch.tree_mask = rows_of(b.tree_mask, token, rows);
-  one.batch.tree_lens = rows_of(b.tree_lens, r, 1);
   // If the keys do not end with the chunk's last row, the chunk keeps all keys of the request, and its rows keep their positions.
   const Request req = request_of(b, c.options, r);
   const bool at_end = req.causal && !b.q_begin.present() && req.num_spans == 0, whole = rows == req.query_len;
