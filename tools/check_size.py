@@ -10,7 +10,8 @@ usage: check_size.py              compare the tree with the budget
        check_size.py --self-test  sources with known sizes, and a budget that is exceeded
 
 Only tracked files count. Code is .cpp .h .hpp .cu .hip .py .js. A parameter of a function is one between the outer parentheses of its
-definition; `self` and `cls` are none.
+definition that a caller may give by position, so that a swap of two goes unseen; `self` and `cls` are none. Functions that stand for
+another project's have that project's parameters, and do not count.
 """
 import ast
 import json
@@ -25,6 +26,7 @@ CODE = {".cpp", ".h", ".hpp", ".cu", ".hip", ".py", ".js"}
 AREAS = {"src and include": ("src/", "include/"), "command": ("cli/",), "Python": ("python/quire/", "python/src/"),
          "tests": ("tests/", "python/tests/", "fuzz/"), "bench": ("bench/",), "examples and integrations": ("examples/", "integrations/")}
 FIELDS = ("q_begin", "k_block_scale", "tree_mask")  # tensors of Batch and KVCache: what a further one would cost
+FOREIGN = ("python/quire/vllm/", "python/quire/transformers.py")  # signatures that other projects made
 ROOM = 1.02
 # A definition: a name, parentheses, and a body. Control statements have the same form.
 DEFINITION = re.compile(r"(?<![\w.>])(~?\w+|operator\S{1,3})\s*\(")
@@ -77,7 +79,7 @@ def functions_of_python(text: str) -> "list[tuple[str, int, int]]":
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             of = node.args
-            names = [a.arg for a in (*of.posonlyargs, *of.args, *of.kwonlyargs) if a.arg not in ("self", "cls")]
+            names = [a.arg for a in (*of.posonlyargs, *of.args) if a.arg not in ("self", "cls")]
             found.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1, len(names)))
     return found
 
@@ -104,7 +106,7 @@ def measured(files: "dict[str, str]") -> "tuple[dict[str, int], dict[str, str]]"
     numbers["public C++ types"] = public_types([text for path, text in files.items() if path.startswith("include/") and path.endswith(".hpp")])
     numbers["names of Python's top level"] = python_names(files.get("python/quire/__init__.py", ""))
     own = ("src/", "include/", "cli/", "python/quire/", "python/src/")
-    defined = [(lines, count, f"{path}: {name}") for path, text in code.items() if path.startswith(own) and not path.endswith(".js")
+    defined = [(lines, 0 if path.startswith(FOREIGN) else count, f"{path}: {name}") for path, text in code.items() if path.startswith(own) and not path.endswith(".js")
                for name, lines, count in (functions_of_python if path.endswith(".py") else functions_of_cpp)(text)]
     longest, widest = max(defined, default=(0, 0, "")), max(defined, key=lambda each: each[1], default=(0, 0, ""))
     numbers["lines of the longest function"], numbers["parameters of a function"] = longest[0], widest[1]
@@ -136,16 +138,16 @@ def self_test() -> "list[str]":
     cpp = ('int none(void) { return 0; }\n// int comment(int a, int b, int c) { }\nA::A(int a, std::map<int, int> b) : a_(a), b_{b} {\n  if (a) {}\n'
            '  call(1, 2, 3);\n}\nconst char* s = "f(a, b, c) {";\nauto g(int a, int (*b)(int, int), int c) noexcept -> int {\n  return 1;\n}\n')
     found = [] if functions_of_cpp(cpp) == [("none", 1, 0), ("A", 4, 2), ("g", 3, 3)] else [f"C++: {functions_of_cpp(cpp)}"]
-    python = "class A:\n  def f(self, a, *, b):\n    pass\n"
+    python = "class A:\n  def f(self, a, b, *, c):\n    pass\n"
     found += [] if functions_of_python(python) == [("f", 2, 2)] else [f"Python: {functions_of_python(python)}"]
     files = {"include/a.hpp": "struct A {\n};\nenum class B {\n};\nstruct Later;\nint q_begin;\n", "src/a.cpp": cpp, "docs/a.md": "\n",
-             "python/quire/__init__.py": '__all__ = [\n  "a",\n  "b",\n]\n'}
+             "python/quire/__init__.py": '__all__ = [\n  "a",\n  "b",\n]\n', "python/quire/vllm/a.py": "def f(a, b, c, d):\n  pass\n"}
     numbers, where = measured(files)
-    for name, wanted in {"public C++ types": 2, "names of Python's top level": 2, "parameters of a function": 3, "files": 4, "lines of docs": 1,
+    for name, wanted in {"public C++ types": 2, "names of Python's top level": 2, "parameters of a function": 3, "files": 5, "lines of docs": 1,
                          "files that know a field": 1, "lines of src and include": 16}.items():
         found += [] if numbers[name] == wanted else [f"{name}: {numbers[name]}, expected {wanted}"]
-    said = complaints(numbers, {**budget_of(numbers), "files": 3}, where)
-    return found + ([] if said == ["files: 4, the budget is 3"] else [f"said {said}"])
+    said = complaints(numbers, {**budget_of(numbers), "files": 4}, where)
+    return found + ([] if said == ["files: 5, the budget is 4"] else [f"said {said}"])
 
 
 def main() -> int:
