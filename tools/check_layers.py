@@ -20,7 +20,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake", ".js"}
 LICENSED_NAMES = {"CMakeLists.txt", "run", "test"}
-SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "integrations")
+SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "packages")
 
 PUBLIC = ["include/quire/"]
 PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]

@@ -23,7 +23,7 @@ GROUPS = {
     "Errors": ["Error", "ArgumentError", "ContractError", "UnsupportedError", "OutOfPagesError", "OutOfMemoryError", "ParseError",
                "FileError", "DeviceError", "RankError", "InternalError"],
 }
-MODULES = ["quire.info", "quire.cascade", "quire.sparse", "quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
+MODULES = ["quire.info", "quire.cascade", "quire.sparse", "quire.distributed", "quire_vllm.ops", "quire.testing", "quire.targets"]
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------------------

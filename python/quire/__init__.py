@@ -12,8 +12,7 @@ Arrays are NumPy (bf16 and fp8 through ml_dtypes), torch or CuPy, in host memory
 DLPack or the NumPy array interface; nothing is copied, strides are honoured, and results come from the library of the query. Every assumption is a checked rule: a broken one
 raises :class:`ContractError` with the rule, tensor, index, value and expectation, before anything is written.
 
-``quire.vllm`` has functions with vLLM's names, argument order and meaning. The logger "quire" says what :func:`capture` patches and
-writes, and what :func:`verify`, :func:`soak` and :func:`diagnose` found.
+The logger "quire" says what :func:`capture` patches and writes, and what :func:`verify`, :func:`soak` and :func:`diagnose` found.
 """
 
 import logging as _logging

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire import _quire
 from quire._arrays import is_torch
+from quire._inputs import on_device
 from quire._messages import FLOATING_DTYPES
 from quire.errors import ArgumentError
 
@@ -21,18 +22,6 @@ def warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-
-def on_device(array: Any) -> bool:
-    """Whether it is a tensor of torch outside host memory."""
-    return not getattr(array, "is_cpu", True)
-
-
-def numbers(array: Any, name: str) -> np.ndarray:
-    """Index tensors and scales as NumPy; those on a device are copied, which waits for it."""
-    if on_device(array) and sys.modules["torch"].cuda.is_current_stream_capturing():
-        raise ArgumentError(f"{name}: this op reads its values on the host, which would wait; the stream is being captured in a graph")
-    return _quire.bits(array.cpu() if on_device(array) else array, name)[0]
 
 
 def beside(values: Any, like: Any) -> Any:
@@ -69,21 +58,6 @@ def permuted(array: Any, *order: int) -> Any:
 def number(value: Any) -> float | None:
     """A number of any library as Python's."""
     return None if value is None else float(value)
-
-
-def f32_vector(array: Any, name: str) -> Any:
-    """ALiBi slopes or sinks as f32; other float types only if every value survives."""
-    if array is None:
-        return None
-    dtype = str(getattr(array, "dtype", "")).removeprefix("torch.")
-    if dtype not in ("float16", "bfloat16", "float64"):
-        return array
-    if on_device(array):
-        return array.float()
-    wide = array.float().numpy() if hasattr(array, "float") else np.asarray(array).astype(np.float32)
-    if dtype == "float64" and not np.array_equal(wide.astype(np.float64), np.asarray(array)):
-        raise ArgumentError(f"{name}: float64 values that float32 cannot hold")
-    return wide
 
 
 def flags(causal: Any) -> Any:

@@ -180,8 +180,8 @@ def test_what_is_missing_is_named(tmp_path):
     capture = quire.capture(tmp_path, op="quire.nomod:unified_attention")
     with pytest.raises(quire.ArgumentError, match=r'op "quire.nomod:unified_attention": there is no module "quire.nomod"'), capture:
         pass
-    capture = quire.capture(tmp_path, op="quire.vllm:mine", adapter=as_objects)
-    with pytest.raises(quire.ArgumentError, match=r'op "quire.vllm:mine": module "quire.vllm" has no "mine"'), capture:
+    capture = quire.capture(tmp_path, op="quire_vllm.ops:mine", adapter=as_objects)
+    with pytest.raises(quire.ArgumentError, match=r'op "quire_vllm.ops:mine": module "quire_vllm.ops" has no "mine"'), capture:
         pass
 
 

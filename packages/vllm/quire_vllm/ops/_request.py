@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire import _quire
-from quire.vllm._caches import as_bits
-from quire.vllm._tensors import numbers, on_device
+from quire._inputs import Inputs, Lengths, lengths_of, on_device
+
+from quire_vllm.ops._caches import as_bits
 
 Arguments = tuple[Any, ...]
 """The arguments of one call, in the order of :class:`Request`. Engines make a call for each layer: a plain tuple is the quickest."""
@@ -87,24 +88,6 @@ class Request(NamedTuple):
         return lengths_of(self.query_start_loc, self.seq_lens)
 
 
-class Lengths(NamedTuple):
-    """The index tensors as NumPy, with what follows from them; ``sound`` if the derived lengths mean anything."""
-
-    query_start_loc: np.ndarray
-    seq_lens: np.ndarray
-    query_lens: np.ndarray
-    sound: bool
-
-
-def lengths_of(query_start_loc: Any, seq_lens: Any) -> Lengths:
-    qsl = numbers(query_start_loc, "query_start_loc")
-    seq = numbers(seq_lens, "seq_lens")
-    if qsl.ndim != 1 or seq.ndim != 1 or qsl.size != seq.size + 1 or qsl.dtype.kind != "i" or seq.dtype.kind != "i":
-        return Lengths(qsl, seq, np.zeros(0, np.int64), False)
-    query_lens = np.diff(qsl.astype(np.int64))
-    return Lengths(qsl, seq, query_lens, bool(np.all((query_lens >= 0) & (query_lens <= seq))))
-
-
 @functools.cache
 def _on_cuda() -> bool:
     """Devices of this process' torch are NVIDIA's."""
@@ -127,17 +110,6 @@ def cached_lens(query_start_loc: Any, seq_lens: Any, whole_decode: bool) -> Any:
         return None
     context = lengths.seq_lens - lengths.query_lens
     return np.where(lengths.query_lens == 1, lengths.seq_lens, context) if whole_decode else context
-
-
-class Inputs(NamedTuple):
-    """Inputs of a call as objects, for quire.hooks."""
-
-    batch: _quire.Batch
-    cache: _quire.KVCache
-    options: _quire.Options
-    lengths: Lengths
-    answered: np.ndarray | None = None
-    """Requests whose rows the op writes; None = all."""
 
 
 def inputs_by(

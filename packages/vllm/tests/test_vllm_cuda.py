@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quire.vllm on torch tensors of a GPU: every id of vLLM's test_prefix_prefill.py at its own sizes, 72 with windows and 24 with ALiBi.
+"""quire_vllm.ops on torch tensors of a GPU: every id of vLLM's test_prefix_prefill.py at its own sizes, 72 with windows and 24 with ALiBi.
 
 Shapes, parameters, layouts and calls are rebuilt from a description of that test. Its data is not: values are N(0,1) instead of
 +-1e-3 (where an output of zeros would pass), fp8 caches hold quantised values instead of zeros, caches are NaN wherever nothing may be
@@ -17,7 +17,7 @@ from dense import SUBNORMAL, UNIT
 from gpu import needs_gpu, torch
 
 import quire
-import quire.vllm as ops
+import quire_vllm.ops as ops
 
 pytestmark = needs_gpu
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defaults of arguments: by ``with settings(...)``, or else by the variables of :mod:`quire.vllm`."""
+"""Defaults of arguments: by ``with settings(...)``, or else by the variables of :mod:`quire_vllm.ops`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextvars
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import quire.vllm as package  # read in each call, as users may set its variables
+import quire_vllm.ops as package  # read in each call, as users may set its variables
 from quire.errors import ArgumentError
 
 
@@ -17,7 +17,7 @@ class _Settings(NamedTuple):
     fp8_flavour: str | None = None
 
 
-_settings: contextvars.ContextVar[_Settings] = contextvars.ContextVar("quire.vllm.settings", default=_Settings())
+_settings: contextvars.ContextVar[_Settings] = contextvars.ContextVar("quire_vllm.ops.settings", default=_Settings())
 
 
 @contextlib.contextmanager

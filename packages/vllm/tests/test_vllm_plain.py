@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quire.vllm's readers make of engines' calls on a device: the arguments that reach the bindings, which no value on the device tells.
+"""What quire_vllm.ops's readers make of engines' calls on a device: the arguments that reach the bindings, which no value on the device tells.
 
 Tensors of torch's meta device stand for those of a GPU: they have no values, so a reader that looks at one raises.
 """
@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import quire
-import quire.vllm as ops
+import quire_vllm.ops as ops
 from quire import _quire
-from quire.vllm import _attention
-from quire.vllm._request import Request
+from quire_vllm.ops import _attention
+from quire_vllm.ops._request import Request
 
 
 def meta(*shape, dtype=torch.bfloat16):

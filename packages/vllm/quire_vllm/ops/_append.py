@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
+from quire._inputs import on_device
 from quire.errors import ArgumentError, UnsupportedError
-from quire.vllm._caches import as_bits, dtype_of_both, has_other_x, read_scales, unpacked
-from quire.vllm._refusals import unsupported
-from quire.vllm._tensors import on_device
+
+from quire_vllm.ops._caches import as_bits, dtype_of_both, has_other_x, read_scales, unpacked
+from quire_vllm.ops._refusals import unsupported
 
 
 def _append_other_x(

@@ -25,7 +25,7 @@ def unsupported(**arguments: Any) -> None:
     """Raises for the first argument that is neither None nor False."""
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise UnsupportedError(f"{name}: not supported by quire.vllm: {_REASONS[name]}")
+            raise UnsupportedError(f"{name}: not supported by quire_vllm.ops: {_REASONS[name]}")
 
 
 QUANT_MODES = {0: "NONE", 1: "FP8_PER_TENSOR"}
@@ -35,6 +35,6 @@ QUANT_MODES = {0: "NONE", 1: "FP8_PER_TENSOR"}
 def known_quant_mode(mode: Any) -> None:
     if mode is not None and mode not in QUANT_MODES:
         raise UnsupportedError(
-            f"kv_quant_mode: {getattr(mode, 'name', mode)} is not supported by quire.vllm, which knows "
+            f"kv_quant_mode: {getattr(mode, 'name', mode)} is not supported by quire_vllm.ops, which knows "
             f"{', '.join(f'{name} ({value})' for value, name in QUANT_MODES.items())}"
         )

@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-import quire.vllm as package  # its variable padding is read in each call
 from quire import _quire
+from quire._inputs import Lengths, f32_vector, on_device
 from quire.errors import UnsupportedError
-from quire.vllm._caches import copied, dtype_of_both, has_other_x, one_scale, query_scale, read_scales
-from quire.vllm._refusals import QUANT_MODES, known_quant_mode, unsupported
-from quire.vllm._request import Arguments, Lengths, Request, cached_lens, inputs_by
-from quire.vllm._run import attend, attend_answered, bound
-from quire.vllm._settings import waits
-from quire.vllm._tensors import f32_vector, flags, number, on_device
+
+import quire_vllm.ops as package  # its variable padding is read in each call
+from quire_vllm.ops._caches import copied, dtype_of_both, has_other_x, one_scale, query_scale, read_scales
+from quire_vllm.ops._refusals import QUANT_MODES, known_quant_mode, unsupported
+from quire_vllm.ops._request import Arguments, Request, cached_lens, inputs_by
+from quire_vllm.ops._run import attend, attend_answered, bound
+from quire_vllm.ops._settings import waits
+from quire_vllm.ops._tensors import flags, number
 
 
 def read_chunked(

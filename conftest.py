@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and helpers of the Python tests."""
+"""Options of the Python tests, of the main package and of those in packages/."""
 
 import pytest
 

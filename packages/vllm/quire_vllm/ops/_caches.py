@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
+from quire._inputs import numbers, on_device
 from quire._arrays import is_torch
 from quire.errors import ArgumentError, UnsupportedError
-from quire.vllm._settings import flavour
-from quire.vllm._tensors import dtype_of, is_raw, numbers, on_device, permuted, view, warn_once
+
+from quire_vllm.ops._settings import flavour
+from quire_vllm.ops._tensors import dtype_of, is_raw, permuted, view, warn_once
 
 _E4M3 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 _E5M2 = ("fp8_e5m2", "fp8_e5m2fnuz")
@@ -143,12 +145,12 @@ def copied(k: Any, v: Any, dtype: str, interleaved_x: int) -> tuple[Any, Any, st
     """A packed cache with an x of its own, or with interleaved values, and its layout: a copy in a layout that can say so."""
     k, v = as_bits(k, v, dtype)
     if interleaved_x:
-        warn_once("value_cache is interleaved; quire.vllm copies the cache on every call")
+        warn_once("value_cache is interleaved; quire_vllm.ops copies the cache on every call")
         v = uninterleaved(v, interleaved_x)
     else:
         warn_once(
             f"key_cache is packed with x = {k.shape[4]} where {16 // k.itemsize} is expected for {dtype}; "
-            "quire.vllm copies it on every call"
+            "quire_vllm.ops copies it on every call"
         )
         v = permuted(v, 0, 3, 1, 2)
     return unpacked(k), v, "nhd"

@@ -11,9 +11,9 @@ from dense import make_job, packed
 from test_vllm_shim import NumpyLibrary, TorchLibrary, args_of, torch
 
 import quire
-import quire.vllm as ops
+import quire_vllm.ops as ops
 from quire import _calls
-from quire.vllm import chunked_prefill_paged_decode
+from quire_vllm.ops import chunked_prefill_paged_decode
 
 LIBRARIES = [NumpyLibrary, pytest.param(TorchLibrary, marks=pytest.mark.skipif(torch is None, reason="torch is not installed"))]
 
@@ -357,8 +357,8 @@ def test_bad_arguments_are_refused(tmp_path):
         quire.capture(tmp_path, when="sometimes")
     with pytest.raises(quire.ArgumentError, match="when: 0"):
         quire.capture(tmp_path, when=0)
-    with pytest.raises(quire.ArgumentError, match='op "nonsense" is none of chunked_prefill_paged_decode'):
-        quire.capture(tmp_path, op="quire.vllm:nonsense")
+    with pytest.raises(quire.ArgumentError, match='op "nonsense" is none of flash_attn_varlen_func, chunked_prefill_paged_decode'):
+        quire.capture(tmp_path, op="quire_vllm.ops:nonsense")
     with pytest.raises(quire.ArgumentError, match="pages"):
         quire.capture(tmp_path, pages="some")
     with pytest.raises(quire.ArgumentError, match="budget_ms"):
@@ -412,4 +412,14 @@ def test_a_small_call_costs_little(tmp_path):
 
 
 def test_known_ops_have_functions_of_their_names():
-    assert {name for name in _calls.OPS if hasattr(ops, name)} == set(_calls.OPS) - {"flash_attn_varlen_func"}
+    assert {name: op.function for name, op in _calls.OPS.items()} == {
+        name: f"quire_vllm.ops:{name}" if hasattr(ops, name) else "" for name in _calls.OPS}  # fmt: skip
+    assert [name for name, op in _calls.OPS.items() if not op.function] == ["flash_attn_varlen_func"]
+
+
+def test_without_this_package_a_function_has_to_be_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(_calls, "OPS", {"flash_attn_varlen_func": _calls.OPS["flash_attn_varlen_func"]})
+    with pytest.raises(quire.ArgumentError, match="op: say which function, .* import quire_vllm.ops adds"):
+        quire.capture(tmp_path)
+    with pytest.raises(quire.ArgumentError, match=r"is none of flash_attn_varlen_func; .*import quire_vllm.ops adds vLLM's"):
+        quire.capture(tmp_path, op="quire_vllm.ops:unified_attention")

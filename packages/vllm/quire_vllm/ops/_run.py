@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
+from quire._inputs import Lengths, on_device
 from quire.errors import ArgumentError
-from quire.vllm._request import Arguments, Lengths, Request
-from quire.vllm._tensors import beside, on_device
+
+from quire_vllm.ops._request import Arguments, Request
+from quire_vllm.ops._tensors import beside
 
 Bound = tuple[int | None, str]
 """A bound that the caller gave, None = none, and its name."""

@@ -2,7 +2,7 @@
 """pack_gpu.py SITE OUT.tar.xz: what gpu.py needs on a machine that has torch and a Hopper GPU, and no network, as one small archive.
 
 SITE is a folder that ``pip install --target SITE --no-deps`` has filled with a vllm wheel (0.26 to 0.33; its release notes name the torch), the
-packages that vLLM needs beside torch and transformers, quire with CUDA, and integrations/vllm. There: unpack the archive, put its folder on
+packages that vLLM needs beside torch and transformers, quire with CUDA, and packages/vllm. There: unpack the archive, put its folder on
 PYTHONPATH, and run gpu.py.
 
 Left out: headers, libraries that no task of gpu.py loads, and machine code for other GPUs and for other head sizes than gpu.py's model has.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, positions and defaults of quire.vllm's ops beside those recorded of vLLM 0.11, 0.20 and 0.33 (vllm_signatures.json)."""
+"""Names, positions and defaults of quire_vllm.ops's ops beside those recorded of vLLM 0.11, 0.20 and 0.33 (vllm_signatures.json)."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import quire
-import quire.vllm as ops
+import quire_vllm.ops as ops
 
 RECORDED = json.loads(pathlib.Path(__file__).with_name("vllm_signatures.json").read_text())
 VERSIONS = ["0.11.0", "0.20.0", "0.33.0"]

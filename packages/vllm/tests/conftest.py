@@ -11,8 +11,6 @@ import types
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
 
 class Messages:
     """Messages that vLLM's scheduler would send: a tiny scheduler, with pages of a fixed size from a counter."""

@@ -38,11 +38,14 @@ pointers. ``use_td`` changes no result and is ignored, as are ``mm_prefix_clamp_
 ``rswa_prefix_lens`` without ``rswa_window``.
 """
 
-from quire.vllm._append import reshape_and_cache, reshape_and_cache_flash, triton_reshape_and_cache_flash
-from quire.vllm._attention import chunked_prefill_paged_decode, context_attention_fwd, unified_attention
-from quire.vllm._decode import paged_attention_rocm, paged_attention_v1, paged_attention_v2
-from quire.vllm._merge import merge_attn_states
-from quire.vllm._settings import settings
+from quire._calls import OPS
+
+from quire_vllm.ops._append import reshape_and_cache, reshape_and_cache_flash, triton_reshape_and_cache_flash
+from quire_vllm.ops._attention import chunked_prefill_paged_decode, context_attention_fwd, unified_attention
+from quire_vllm.ops._decode import paged_attention_rocm, paged_attention_v1, paged_attention_v2
+from quire_vllm.ops._merge import merge_attn_states
+from quire_vllm.ops._recorded import KNOWN
+from quire_vllm.ops._settings import settings
 
 __all__ = [
     "chunked_prefill_paged_decode",
@@ -70,3 +73,5 @@ padding: str | None = "left"
 wait: bool = False
 """On CUDA tensors, True: every call waits for the device and raises what it found. False: the next call raises it, or
 :func:`quire.synchronize`."""
+
+OPS.update(KNOWN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quire.vllm against the dense oracle: the matrix of vLLM's prefix-prefill test, on data that can see a fault.
+"""quire_vllm.ops against the dense oracle: the matrix of vLLM's prefix-prefill test, on data that can see a fault.
 
 The shape of the matrix (ops x sliding window x cache dtype x head size x queries per KV head, a mixed batch with one decode row,
 and the ALiBi variant) follows vLLM's test_prefix_prefill.py; lengths and head counts are smaller, the data is N(0,1) instead of
@@ -15,8 +15,8 @@ import pytest
 from dense import FP8, make_job, packed
 
 import quire
-import quire.vllm as ops
-from quire.vllm import _tensors
+import quire_vllm.ops as ops
+from quire_vllm.ops import _tensors
 
 try:
     import torch

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
+from quire._inputs import on_device
 from quire._arrays import empty_f32_like
 from quire.errors import ArgumentError
-from quire.vllm._caches import one_scale
-from quire.vllm._tensors import on_device
+
+from quire_vllm.ops._caches import one_scale
 
 
 def _log_sums(lse: Any, name: str) -> np.ndarray:

@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-import quire.vllm as package  # its variable padding is read in each call
 from quire import _quire
+from quire._inputs import Lengths, f32_vector, numbers
 from quire.errors import ArgumentError
-from quire.vllm._caches import copied, dtype_of_both, has_other_x, one_scale, read_scales
-from quire.vllm._refusals import unsupported
-from quire.vllm._request import Arguments, Lengths, Request, inputs_by
-from quire.vllm._run import attend_answered
-from quire.vllm._settings import waits
-from quire.vllm._tensors import f32_vector, number, numbers
+
+import quire_vllm.ops as package  # its variable padding is read in each call
+from quire_vllm.ops._caches import copied, dtype_of_both, has_other_x, one_scale, read_scales
+from quire_vllm.ops._refusals import unsupported
+from quire_vllm.ops._request import Arguments, Request, inputs_by
+from quire_vllm.ops._run import attend_answered
+from quire_vllm.ops._settings import waits
+from quire_vllm.ops._tensors import number
 
 
 def read_decode(
