@@ -51,7 +51,7 @@ ALLOWED = {
     "src/pool/": PUBLIC + SEMANTICS + CAUGHT,
     "src/plan/": PUBLIC + SEMANTICS + CAUGHT + SCHEDULE + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + FIELDS + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
-    "src/distributed/": PUBLIC + TEXT + CEIL_DIV + FIELDS + ["src/device/"],
+    "src/shards/": PUBLIC + TEXT + CEIL_DIV + CAUGHT,
     "src/cascade/": PUBLIC + SEMANTICS + FIELDS + ["src/device/", "src/plan/beside.h", "src/attention/beside.h"],
     "src/sparse/": PUBLIC + SEMANTICS + CAUGHT + ["src/device/"],
     "src/capture/": PUBLIC + SEMANTICS + FIELDS + THREADS + FILES,
@@ -87,7 +87,7 @@ THIRD_PARTY = {
     "nlohmann/": ["src/", "cli/", "python/"],
     "CLI/": ["cli/"],
     "nanobind/": ["python/"],
-    "cuda": ["src/backend/gpu/", "src/backend/cuda/"],
+    "cuda": ["src/backend/gpu/", "src/backend/cuda/", "examples/ranks/"],
     "hip/": ["src/backend/gpu/", "src/backend/hip/"],
 }
 

@@ -11,7 +11,7 @@
 
 #include "quire/capture.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "quire/status.hpp"
 
 namespace quire {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "quire/batch.hpp"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "quire/faults.hpp"
 #include "quire/status.hpp"
 

@@ -12,7 +12,7 @@
 #include "arrays.hpp"
 #include "errors.hpp"
 #include "ledger.hpp"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "types.hpp"
 
 namespace quire_python {

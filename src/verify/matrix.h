@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "quire/problem.hpp"
 #include "quire/verify.hpp"
 

@@ -17,7 +17,7 @@
 #include "quire/cascade.hpp"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "quire/faults.hpp"
 #include "quire/page_pool.hpp"
 #include "quire/workspace.hpp"

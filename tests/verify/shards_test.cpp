@@ -9,7 +9,7 @@
 #include <numbers>
 #include <set>
 
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "quire/rank_faults.hpp"
 #include "quire/report.hpp"
 #include "quire/verify.hpp"

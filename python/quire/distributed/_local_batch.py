@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lengths of one rank's batch: the rows of the whole batch, over the keys that the rank holds (distributed.hpp, LocalLengths)."""
+"""The lengths of one rank's batch: the rows of the whole batch, over the keys that the rank holds (shards.hpp, LocalLengths)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.distributed._shards import ContextShard
 @dataclasses.dataclass(frozen=True)
 class LocalLengths:
     """Index arrays in host memory. request[s] is the request of the whole batch that segment s belongs to. Masks that say what holds
-    anyway are None: more kernels take a batch without them."""
+    anyway are None."""
 
     query_start_loc: np.ndarray
     seq_lens: np.ndarray
@@ -30,14 +30,11 @@ def local_lengths(
     """query_start_loc [num_reqs + 1] and seq_lens [num_reqs] are those of the whole batch, in tokens. Requests are causal."""
     made = _quire.local_lengths(shard.rank, shard.world, shard.interleave, shard.span, query_start_loc, seq_lens, sliding_window)
     starts, lengths, request, causal, q_begin, key_begin = (np.array(values, np.int64) for values in made)
-    rows = np.diff(starts)
-    # A single row at the end of its keys sees all keys, causal or not.
-    plain = not len(q_begin) and ((causal == 1) | (rows == 1)).all() and (lengths >= rows).all()
     return LocalLengths(
         query_start_loc=starts,
         seq_lens=lengths,
         request=request,
-        causal=None if plain else causal.astype(np.uint8),
+        causal=causal.astype(np.uint8) if len(causal) else None,
         q_begin=q_begin if len(q_begin) else None,
         key_begin=key_begin if len(key_begin) else None,
     )

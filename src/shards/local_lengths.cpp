@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of one rank's batch, from the lengths of the whole batch.
 #include "batch/caught.h"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "text/formatted.h"
 
 namespace quire {
@@ -65,6 +65,18 @@ LocalLengths of_contiguous(const ContextShard& shard, std::span<const std::int64
   return made;
 }
 
+/// Drops masks of batches whose requests are causal or have one row at the end of its keys, which sees all keys anyway: more
+/// kernels take a batch without masks.
+LocalLengths without_needless_masks(LocalLengths made) {
+  if (!made.q_begin.empty()) return made;
+  for (std::size_t s = 0; s < made.request.size(); ++s) {
+    const std::int64_t rows = made.query_start_loc[s + 1] - made.query_start_loc[s];
+    if ((made.causal[s] == 0 && rows != 1) || made.seq_lens[s] < rows) return made;
+  }
+  made.causal.clear();
+  return made;
+}
+
 constexpr std::int64_t kMost = 2147483647;  // rows, and tokens of a request: as rules Q-M08 and Q-T07
 
 Status check_lengths(std::span<const std::int64_t> starts, std::span<const std::int64_t> lengths,
@@ -97,7 +109,7 @@ Result<LocalLengths> local_lengths(const ContextShard& shard, std::span<const st
     const std::int64_t rows = query_start_loc[r + 1] - query_start_loc[r];
     for (std::int64_t i = 0; i < rows; ++i) segments.add_row(static_cast<std::int64_t>(r), seq_lens[r] - rows + i);
   }
-  return segments.take();
+  return without_needless_masks(segments.take());
 } catch (...) {
   return batch::caught("local_lengths");
 }

@@ -4,7 +4,8 @@
 
 #include <vector>
 
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
+#include "shards/ranks.h"
 
 namespace quire::test {
 namespace {
@@ -24,11 +25,6 @@ std::vector<std::vector<std::int64_t>> dealt(std::int32_t world, std::int64_t ru
     ++in_hand;
   }
   return hands;
-}
-
-ContextShard shard_of(std::int32_t rank, std::int32_t world, std::int64_t run, bool contiguous) {
-  if (contiguous) return {.rank = rank, .world = world, .span = run};
-  return {.rank = rank, .world = world, .interleave = run};
 }
 
 template <class Visit>

@@ -1,27 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of the tests: threads, each with the keys of a case that its shard holds, in pages of its own.
+// The keys of a case that a shard holds, in pages of its own.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "quire/capture.hpp"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {
-
-/// Every rank is a thread already.
-class InlineExecutor final : public Executor {
- public:
-  int num_threads() const noexcept override { return 1; }
-  void run(std::int64_t count, void (*task)(void*, std::int64_t, int), void* context) override {
-    for (std::int64_t i = 0; i < count; ++i) task(context, i, 0);
-  }
-};
 
 /// A case's keys as one rank holds them, in pages of its own, with NaN where it holds none.
 struct RankCache {
@@ -73,16 +64,6 @@ inline Case case_of(const std::string& line) {
   Result<Case> made = make_case(parsed.value());
   EXPECT_TRUE(made.ok()) << made.status().message();
   return std::move(made).value();
-}
-
-/// body(rank) on a thread for each rank; the statuses by rank.
-template <class Body>
-std::vector<Status> on_threads(std::int32_t world, Body&& body) {
-  std::vector<Status> statuses(static_cast<std::size_t>(world));
-  std::vector<std::thread> threads;
-  for (std::int32_t k = 0; k < world; ++k) threads.emplace_back([&, k] { statuses[static_cast<std::size_t>(k)] = body(k); });
-  for (std::thread& t : threads) t.join();
-  return statuses;
 }
 
 inline ContextShard shard_of(std::int32_t rank, std::int32_t world, std::int64_t run, bool contiguous) {

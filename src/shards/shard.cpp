@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's slots and tables, derived from the global ones by the shard's functions.
 #include "batch/caught.h"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "semantics/ceil_div.h"
 #include "text/formatted.h"
 
