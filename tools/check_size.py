@@ -103,7 +103,7 @@ def measured(files: "dict[str, str]") -> "tuple[dict[str, int], dict[str, str]]"
     numbers["files"] = len(files)
     numbers["public C++ types"] = public_types([text for path, text in files.items() if path.startswith("include/") and path.endswith(".hpp")])
     numbers["names of Python's top level"] = python_names(files.get("python/quire/__init__.py", ""))
-    own = ("src/", "include/", "cli/", "python/quire/", "python/src/", "packages/vllm/quire_vllm/")
+    own = ("src/", "include/", "cli/", "python/quire/", "python/src/", "packages/distributed/quire_distributed/", "packages/vllm/quire_vllm/")
     defined = [(lines, count, f"{path}: {name}") for path, text in code.items() if path.startswith(own) and not path.endswith(".js")
                for name, lines, count in (functions_of_python if path.endswith(".py") else functions_of_cpp)(text)]
     longest, widest = max(defined, default=(0, 0, "")), max(defined, key=lambda each: each[1], default=(0, 0, ""))

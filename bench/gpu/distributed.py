@@ -21,16 +21,19 @@ import datetime
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import quire
 import torch
 import torch.distributed as dist
-from quire.distributed import ContextShard, Group, HeadShard, ZigZag, attend, plan, prefill, prefill_plan
-from quire.distributed._copies import Copies
-from quire.distributed._gather import Gathers
-from quire.distributed._prompt_blocks import pages_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/distributed"))
+from quire_distributed import ContextShard, Group, HeadShard, ZigZag, attend, plan, prefill, prefill_plan
+from quire_distributed._copies import Copies
+from quire_distributed._gather import Gathers
+from quire_distributed._prompt_blocks import pages_of
 
 PAGE = 16  # tokens; also the interleave
 L2_BYTES = 60e6  # bytes of an H200's L2 cache; a smaller number would time the cache

