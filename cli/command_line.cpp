@@ -157,10 +157,7 @@ void add_run(CLI::App& app, RunArgs& args, CallFiles& files) {
 
 void add_diagnose(CLI::App& app, DiagnoseArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("diagnose", "Find out where the observed output of a capture is wrong, and why");
-  command
-      ->add_option("FILE", args.input, "a .safetensors capture with an observed output")
-      ->required()
-      ->type_name("");
+  command->add_option("FILE", args.input, "a .safetensors capture with an observed output")->required()->type_name("");
   files.read.push_back(&args.input);
   command->add_flag("--full", args.full, "compare every row with the fp64 reference and try every cause, however long it takes");
   command->add_option("--seconds", args.seconds, "time limit of the search for a cause (default: 5)")

@@ -84,8 +84,8 @@ Status bring_into_form(Suite& suite, const VerifyOptions& options) {
 
 Status check_names_of(const VerifyOptions& options) {
   if (Status s = check_asked({options.types, options.head_dims, options.layouts}); !s.ok()) return s;
-  const bool changes = std::any_of(options.matrices.begin(), options.matrices.end(),
-                                   [](const std::string& name) { return name != "notes"; });
+  const bool changes =
+      std::any_of(options.matrices.begin(), options.matrices.end(), [](const std::string& name) { return name != "notes"; });
   if (!changes && (!options.types.empty() || !options.head_dims.empty() || !options.layouts.empty()))
     return {Code::invalid_argument,
             "types, head_dims and layouts are for the matrices hazards and random, which are not among those asked for"};
@@ -212,8 +212,7 @@ class Run {
       if (!go_on(static_cast<std::int64_t>(i), entries_[i].matrix + " " + entries_[i].name)) return;
       if (i + 1 < entries_.size()) next = start_preparing(i + 1);
       const auto start = Clock::now();
-      CaseResult result =
-          prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
+      CaseResult result = prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
       result.seconds = seconds_since_verify(start);
       if (const std::string special = text_of(entries_[i].special); !special.empty()) result.special = special;
       if (result.status == CaseStatus::fail && prepared.ok()) explain_failure(result, prepared.value());

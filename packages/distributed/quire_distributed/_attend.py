@@ -19,7 +19,6 @@ from quire_distributed._capture import write_rank
 from quire_distributed._exchange import Exchange, Layout, bits_of, choose_exchange, empty_stack, join_heads
 from quire_distributed._groups import Group
 from quire_distributed._local_batch import LocalLengths, local_lengths
-from quire_distributed._overlap import HeadChunk, attend_overlapped, check_overlap, head_chunks
 from quire_distributed._parts import ContextPart, check_parts, empty_parts, gathered_parts, shards_of_rank, table_of, workspace_for
 from quire_distributed._shards import ContextShard
 
@@ -39,15 +38,13 @@ class ShardedPlan:
     whole: dict[str, np.ndarray]  # lengths of the whole requests, as far as they are in host memory
     part: Any = None  # on a GPU: the buffer of the rank's part, for every layer; the exchange of a layer ends before the next one writes
     parts: tuple[ContextPart, ...] = ()  # parts of the context that the rank holds, if there are more of them than ranks
-    chunks: tuple[HeadChunk, ...] = ()  # chunks of heads whose exchange overlaps with attention; empty: all heads at once
 
     def __str__(self) -> str:
         s = self.shard
         order = f"contiguous, span {s.span}" if s.span else f"interleaved by {s.interleave}"
         return (
             f"rank {s.rank} of {s.world}, {order}: {len(self.lengths.seq_lens)} requests over {int(self.lengths.seq_lens.sum())} of the "
-            f"keys; {self.exchange}{f', in {len(self.chunks)} chunks of heads' if self.chunks else ''}"
-            f"{f', {len(self.parts)} of {self.parts[0].shard.world} parts' if self.parts else ''}\n{self.local}"
+            f"keys; {self.exchange}{f', {len(self.parts)} of {self.parts[0].shard.world} parts' if self.parts else ''}\n{self.local}"
         )
 
 
@@ -143,7 +140,6 @@ def _facts(batch: Any, cache: Any, options: Any, step: ShardedPlan, contents: bo
         "exchange (digest)": digest(step.exchange.kind),
         "heads (digest)": digest(step.heads),
         "bytes of a partial result's element": step.layout.itemsize,
-        "overlap": max(len(step.chunks), 1),
         "parts": step.parts[0].shard.world if step.parts else shard.world,
         "batch_invariant": int(step.local.batch_invariant),
     }
@@ -208,7 +204,7 @@ def _on_gpu(array: Any) -> bool:
 
 def _prepare(
     batch: Any, cache: Any, options: Any, shard: ContextShard, group: Group, exchange: str, heads: str, kernel: str | None, partials: str,
-    overlap: int, batch_invariant: bool, parts: int | None,
+    batch_invariant: bool, parts: int | None,
 ) -> ShardedPlan:  # fmt: skip
     _refuse(batch, options, shard, group)
     num_tokens, num_q_heads, _ = batch.query.shape
@@ -217,17 +213,14 @@ def _prepare(
         partials = "query" if _on_gpu(batch.query) and batch.dtype in ("f16", "bf16") else "f32"
     layout = Layout(int(num_tokens), int(num_q_heads), int(cache.v_head_dim), itemsize if partials == "query" else 4)
     page_size = int(cache.k.shape[{"nhd": 1, "hnd": 2, "packed": 3}[cache.layout]])
-    several = parts is not None and check_parts(parts, shard, page_size, exchange, overlap) > shard.world
+    several = parts is not None and check_parts(parts, shard, page_size, exchange) > shard.world
     if several:
-        exchange = "all_gather"
-    if overlap > 1:
-        check_overlap(overlap, cache, heads, exchange)
         exchange = "all_gather"
     chosen = choose_exchange(layout, group, heads, exchange, itemsize)
     window = None if options is None else options.sliding_window
     part = layout.empty(batch.query)
 
-    def planned(of: ContextShard, table: Any) -> tuple[LocalLengths, dict[str, Any], Any, dict[str, int]]:
+    def planned(of: ContextShard, table: Any) -> tuple[LocalLengths, dict[str, Any], Any]:
         lengths = local_lengths(of, _host(batch.query_start_loc), _host(batch.seq_lens), window)
         indices = _indices(batch, lengths, table)
         mine = _partial_batch(batch, indices, *layout.views(part, _query(batch).dtype))
@@ -235,29 +228,25 @@ def _prepare(
             max_query_len=int(np.diff(lengths.query_start_loc).max(initial=1)), max_seq_len=max(int(lengths.seq_lens.max(initial=1)), 1)
         )
         made = _quire.plan(mine, cache, _own_options(options, of), kernel=kernel, batch_invariant=batch_invariant, **longest)
-        return lengths, indices, made, longest
+        return lengths, indices, made
 
     if several:
         mine = shards_of_rank(shard, int(parts))
-        held = tuple(ContextPart(of, *planned(of, table_of(of, shard, batch.block_table, page_size))[:3]) for of in mine)
+        held = tuple(ContextPart(of, *planned(of, table_of(of, shard, batch.block_table, page_size))) for of in mine)
         kept = empty_parts(layout, batch.query, len(held)) if _on_gpu(batch.query) else None
         space = workspace_for(batch.query, held) if _on_gpu(batch.query) else None
         whole = local_lengths(shard, _host(batch.query_start_loc), _host(batch.seq_lens), window)
         return ShardedPlan(shard, heads, chosen, layout, whole, {}, held[0].local, space, _host_lengths(batch), kept, held)
-    lengths, indices, local, longest = planned(shard, batch.block_table)
+    lengths, indices, local = planned(shard, batch.block_table)
     workspace = empty_bytes_like(batch.query, max(local.workspace_bytes, 1)) if _on_gpu(batch.query) else None
-    chunks = ()
-    if overlap > 1:
-        chunks = head_chunks(overlap, _query(batch), cache, _own_options(options, shard), indices, layout, group, kernel, longest)
     kept = part if _on_gpu(batch.query) else None
-    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), kept, (), chunks)
+    return ShardedPlan(shard, heads, chosen, layout, lengths, indices, local, workspace, _host_lengths(batch), kept)
 
 
 @keywords_checked
 def plan(
     batch: Any, cache: Any, options: Any = None, *, group: Group, shard: ContextShard, exchange: str = "auto", heads: str = "all",
-    check: bool | str = True, kernel: str | None = None, partials: str = "auto", overlap: int = 1, batch_invariant: bool = False,
-    parts: int | None = None,
+    check: bool | str = True, kernel: str | None = None, partials: str = "auto", batch_invariant: bool = False, parts: int | None = None,
 ) -> ShardedPlan:  # fmt: skip
     """Plans a rank's work for one step. All ranks of the group call it once per step; :func:`attend` uses the plan for every layer.
 
@@ -271,9 +260,6 @@ def plan(
     partials: dtype of partial results. "f32"; or "query": that of the query, which rounds them once more, by half a unit in the last
         place of the largest weighted part, sends half the bytes, and suits kernels that store 16-bit rows alone. "auto": "query" for a
         16-bit query on a GPU, where the tensor-core kernels are three times as fast as the one that stores f32; else "f32".
-    overlap: chunks of KV heads, a divisor of num_kv_heads: while one chunk's parts travel, attention of the next one runs (on GPUs, on
-        a second stream; distributed.md says what it gains). Exchanges by all_gather, for heads="all". The results are the same up to the
-        split of the keys that a chunk's plan chooses.
     batch_invariant: as for :func:`quire.plan`, for the rank's own attention: a row's bits do not depend on the other requests.
     parts: the context is cut as for so many ranks, a multiple of those of the group; None: as many as ranks. Rank k attends to parts k,
         k + world, ... one by one, and all parts are merged in their order. With batch_invariant, every number of ranks that divides
@@ -293,7 +279,7 @@ def plan(
     facts: dict[str, int] = {}
     error: Exception | None = None
     try:
-        step = _prepare(batch, cache, options, shard, group, exchange, heads, kernel, partials, overlap, batch_invariant, parts)
+        step = _prepare(batch, cache, options, shard, group, exchange, heads, kernel, partials, batch_invariant, parts)
         facts = _facts(batch, cache, options, step, check == "contents") if check else {}
     except Exception as failure:
         error = failure
@@ -312,8 +298,7 @@ _plan = plan  # the name under which attend(), which has an argument `plan`, cal
 @keywords_checked
 def attend(
     batch: Any, cache: Any, options: Any = None, *, group: Group, shard: ContextShard | None = None, plan: ShardedPlan | None = None,
-    exchange: str = "auto", heads: str = "all", check: bool | str = True, partials: str = "auto", overlap: int = 1,
-    capture: Any = None,
+    exchange: str = "auto", heads: str = "all", check: bool | str = True, partials: str = "auto", capture: Any = None,
 ) -> Any:  # fmt: skip
     """Softmax attention for every request of the batch, whose keys are spread over the ranks of a group; returns the output.
 
@@ -326,28 +311,24 @@ def attend(
         with heads="own" [num_tokens, num_q_heads / world, v_head_dim].
     plan: of :func:`plan`, for a step of many layers: ranks are not compared, and nothing but results is exchanged; lengths in host
         memory are those of the plan. None: plans now, with
-        shard, exchange, heads, check, partials and overlap.
+        shard, exchange, heads, check and partials.
     capture: a folder; the rank writes its own attention to ``rank<k>.safetensors`` there, as any call is captured, and its result
         to ``rank<k>.npz``, for :func:`diagnose`. It copies cache and results to the host, and is not for CUDA graphs.
 
     Raises on every rank: as :func:`plan`; RankError if another rank fails or does not come in time.
     """
     if plan is not None:
-        if (shard, exchange, heads, check, partials, overlap) != (None, "auto", "all", True, "auto", 1):
+        if (shard, exchange, heads, check, partials) != (None, "auto", "all", True, "auto"):
             raise ArgumentError(
-                "shard, exchange, heads, check, partials, overlap: given beside plan, which was made with its own; leave them out"
+                "shard, exchange, heads, check, partials: given beside plan, which was made with its own; leave them out"
             )
         _require_same_lengths(batch, plan)
     else:
         if shard is None:
             raise ArgumentError("attend(): argument shard is missing, and so is plan")
         plan = _plan(
-            batch, cache, options, group=group, shard=shard, exchange=exchange, heads=heads, check=check, partials=partials, overlap=overlap
+            batch, cache, options, group=group, shard=shard, exchange=exchange, heads=heads, check=check, partials=partials
         )
-    if plan.chunks:
-        if capture is not None:
-            raise UnsupportedError("capture: a plan with overlap has its parts in chunks of heads; plan without it")
-        return attend_overlapped(_query(batch), batch, cache, _own_options(options, plan.shard), group, plan.chunks, plan.indices)
     if plan.parts:
         if capture is not None:
             raise UnsupportedError("capture: a plan with parts has several of them on a rank; plan without it")

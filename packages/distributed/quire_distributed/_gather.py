@@ -18,9 +18,18 @@ from quire._arrays import empty_like, empty_part_like
 
 from quire_distributed._copies import Copies, SharedKeys
 from quire_distributed._groups import Group
-from quire_distributed._heads import options_of_heads
 from quire_distributed._prompt_blocks import PromptCall, on_gpu, packed_block, pages_of, planned
 from quire_distributed._zigzag import ZigZag
+
+
+def options_of_heads(options: Any, heads: slice) -> Any:
+    """The options of some query heads."""
+    if options is None or (options.sinks is None and options.alibi_slopes is None):
+        return options
+    own = {name: None if getattr(options, name) is None else getattr(options, name)[heads] for name in ("sinks", "alibi_slopes")}
+    return _quire.Options(
+        softmax_scale=options.softmax_scale, sliding_window=options.sliding_window, logits_soft_cap=options.logits_soft_cap, **own
+    )
 
 
 def gather_call(query: Any, key: Any, options: Any, z: ZigZag, chunks: int, kernel: str | None, batch_invariant: bool) -> PromptCall:

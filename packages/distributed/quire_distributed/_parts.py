@@ -32,12 +32,12 @@ class ContextPart:
     local: Any  # quire.Plan
 
 
-def check_parts(parts: Any, shard: ContextShard, page_size: int, exchange: str, overlap: int) -> int:
+def check_parts(parts: Any, shard: ContextShard, page_size: int, exchange: str) -> int:
     if isinstance(parts, bool) or not hasattr(parts, "__index__") or parts < 1 or parts % shard.world:
         raise ArgumentError(f"parts: {shown(parts)}, expected a multiple of {shard.world} ranks")
-    if shard.span or exchange not in ("auto", "all_gather") or overlap > 1:
-        given = f"span {shard.span}" if shard.span else f'exchange "{exchange}", overlap {overlap}'
-        raise ArgumentError(f"parts: {parts} with {given}, expected interleaved shards, all_gather and no overlap")
+    if shard.span or exchange not in ("auto", "all_gather"):
+        given = f"span {shard.span}" if shard.span else f'exchange "{exchange}"'
+        raise ArgumentError(f"parts: {parts} with {given}, expected interleaved shards and all_gather")
     _quire.check_context_shard(shard.rank, shard.world, shard.interleave, 0, page_size).raise_if_any()
     return int(parts)
 

@@ -104,7 +104,7 @@ def test_partial_results_in_the_type_of_the_query_are_rounded_once_more(dtype):
         run(job, 3, 2, partials="f16")
 
 
-@pytest.mark.parametrize("how", [{}, {"exchange": "all_to_all"}, {"heads": "own"}, {"overlap": 2}, {"partials": "query"}])
+@pytest.mark.parametrize("how", [{}, {"exchange": "all_to_all"}, {"heads": "own"}, {"partials": "query"}])
 def test_v_may_have_a_head_dim_of_its_own(how):
     job, world, dims = make_job(**LENGTHS, dtype="f16"), 2, 20
 
@@ -397,26 +397,3 @@ def test_a_plan_of_other_lengths_is_refused():
     wrong = rank_batch(job, table, output=np.empty(job.q.shape, np.float16))
     with pytest.raises(quire.ArgumentError, match="Q-M12 output: float16, expected float32"):
         attend(wrong, kv, group=group, shard=shard)
-
-
-@pytest.mark.parametrize("overlap", [2, 4])
-@pytest.mark.parametrize("dtype, kv, layout", [("f32", None, "nhd"), ("bf16", None, "hnd"), ("f16", "fp8_e4m3fn", "nhd")])
-def test_overlap_by_chunks_of_heads(overlap, dtype, kv, layout):
-    job = make_job(**LENGTHS, heads=8, kv_heads=4, dtype=dtype, kv=kv, k_scale=0.5 if kv else 1.0)
-    sinks = np.array([0.5, -1.0, 3.0, 0.0, 0.1, 0.2, -0.3, 0.4], np.float32)
-    options = quire.Options(sinks=sinks)
-    outs = run(job, 3, 2, options=options, overlap=overlap, lse=True, cache=dict(layout=layout))
-    job.judge(outs[0][0], sinks=sinks)
-    whole = run(job, 3, 2, options=options, lse=True, cache=dict(layout=layout))
-    for out, lse in outs:
-        assert np.array_equal(out, outs[0][0]) and np.allclose(lse, whole[0][1], rtol=2e-6, atol=2e-6)
-
-
-def test_overlap_is_refused_with_a_reason():
-    job = make_job(**LENGTHS, dtype="f16")
-    with pytest.raises(quire.ArgumentError, match=r"overlap: 3 \(int\), expected a divisor of 2 KV heads"):
-        run(job, 2, 2, overlap=3)
-    with pytest.raises(quire.ArgumentError, match='overlap: 2 with heads "own"'):
-        run(job, 2, 2, overlap=2, heads="own")
-    for error in disagreeing(lambda rank: dict(overlap=1 + rank, exchange="all_gather")):
-        assert str(error) == "Q-D05 overlap: 2 on rank 1, expected 1 as on rank 0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perplexity.py MODEL: what an fp8 cache costs a model, with vLLM's own CPU attention and with Quire's: docs/conformance.md's table.
+"""perplexity.py MODEL: what an fp8 cache costs a model, with vLLM's own CPU attention and with Quire's: docs/guides/conformance.md's table.
 
 Perplexity of a text under a cache of each type, scales 1, prompts in chunks of 256 rows, so that most keys come from the cache. Each of
 the runs is an engine in a process of its own.

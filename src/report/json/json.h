@@ -11,7 +11,6 @@
 
 #include "quire/bench.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/verify.hpp"
 
 namespace quire::report {

@@ -11,7 +11,7 @@ import quire
 import torch
 
 ROUNDING = 8.0
-"""Errors up to so many tolerances are called rounding: kernels whose profile is not the one that was assumed (docs/numerics.md) stay
+"""Errors up to so many tolerances are called rounding: kernels whose profile is not the one that was assumed (docs/reference/numerics.md) stay
 under 4. Too large a value hides faults that touch little weight; too small a one calls another rounding a fault."""
 
 _FP8_STEPS = 1  # a cache write that truncates ends one representable number from one that rounds to nearest
