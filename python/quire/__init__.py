@@ -51,7 +51,6 @@ from quire import cascade as cascade
 from quire import results as results
 from quire import sparse as sparse
 from quire import targets as targets
-from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify
 from quire.hooks import capture, record
 
@@ -135,6 +134,5 @@ __all__ = [
     "soak",
     "synchronize",
     "verify",
-    "vllm",
     "write_capture",
 ]

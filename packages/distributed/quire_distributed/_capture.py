@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import quire
 from quire import _quire
 from quire._arrays import is_torch, typed_view
 from quire._messages import keywords_checked
@@ -41,9 +42,10 @@ def write_rank(folder: Any, mine: Any, cache: Any, options: Any, *, plan: Any, r
     names = ("query", "query_start_loc", "seq_lens", "block_table", "causal", "q_begin", "key_begin")
     arrays = {name: _on_host(getattr(mine, name)) for name in names if getattr(mine, name) is not None}
     held = _quire.KVCache(_on_host(cache.k), _on_host(cache.v), cache.layout, _on_host(cache.k_scale), _on_host(cache.v_scale), dtype=cache.dtype)
-    out, lse = _f32(mine.output, dtype), _f32(mine.lse, dtype)
+    part = [a.contiguous() if is_torch(a) else np.ascontiguousarray(a) for a in (_on_host(mine.output), _on_host(mine.lse))]
+    out, lse = (_f32(array, dtype) for array in part)
     notes = {"producer": "quire_distributed.attend", "rank": str(plan.shard.rank), "world": str(plan.shard.world)}
-    _quire.write_capture(path + ".safetensors", _quire.Batch(**arrays, dtype=dtype), held, options, out, lse, notes, dtype)
+    _quire.write_capture(path + ".safetensors", _quire.Batch(**arrays, dtype=dtype), held, options, *part, notes, dtype)
     first = plan.shard.rank * out.shape[1] // plan.shard.world if plan.heads == "own" else 0
     np.savez(path + ".npz", out=out, lse=lse, result=_f32(result, dtype), first_head=first, dtype=dtype, world=plan.shard.world)
 
@@ -135,7 +137,7 @@ def diagnose(folder: Any, *, seconds: float = 1.0) -> RankDiagnosis:
         saved += [np.load(os.path.join(folder, f"rank{k}.npz")) for k in range(1, int(saved[0]["world"]))]
     except FileNotFoundError as error:
         raise ArgumentError(f"folder: {error.filename} is missing, expected the files of every rank") from error
-    parts = tuple(_quire.diagnose(_quire.read_capture(os.path.join(folder, f"rank{k}.safetensors")), seconds=seconds) for k in range(len(saved)))
+    parts = tuple(quire.diagnose(os.path.join(folder, f"rank{k}.safetensors"), seconds=seconds) for k in range(len(saved)))
     outs, lses = (np.stack([each[name] for each in saved]).astype(np.float64) for name in ("out", "lse"))
     merged, slack = _weighted(outs, lses)
     judged = [_Judged(each, slack) for each in saved]
