@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from dense import make_job, packed
-from gpu import needs_gpu, torch
+from gpus import needs_gpu, torch
 
 import quire
 import quire_vllm.ops

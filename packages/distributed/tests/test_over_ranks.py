@@ -15,7 +15,7 @@ LINES = [
 
 
 def judged(target, lines=LINES):
-    return quire.verify(target, lines=lines, power=False, shrink=False)
+    return quire.verify(target, lines=lines, matrices=[], power=False, shrink=False)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])

@@ -10,6 +10,7 @@ from dense import FP8, UNIT, attention, make_job
 from sharded import on_ranks, rank_batch, rank_cache, shard_of, without_errors
 
 import quire
+import quire_distributed
 from quire_distributed import ContextShard, Group, HeadShard, attend, plan
 
 LENGTHS = dict(query_lens=[1, 7, 0, 20, 1, 3], context_lens=[0, 30, 5, 0, 61, 2])  # requests of one token; of none on most ranks
@@ -271,7 +272,7 @@ def test_a_rank_whose_batch_is_refused_makes_all_raise():
     assert time.monotonic() - started < 4
     assert isinstance(second, quire.ContractError) and second.rule == "Q-T03"
     for error in (first, third):
-        assert isinstance(error, quire.errors.RankError)
+        assert isinstance(error, quire_distributed.RankError)
         assert str(error).startswith("rank 1 failed: ContractError: Q-T03 block_table") and error.ranks == (1,)
 
 
@@ -285,7 +286,7 @@ def test_a_rank_that_throws_between_exchanges_is_named_at_once():
     started = time.monotonic()
     errors = on_ranks(Group.local(3, timeout=60), body)
     assert time.monotonic() - started < 10
-    assert [type(e) for e in errors] == [quire.errors.RankError, quire.errors.RankError, MemoryError]
+    assert [type(e) for e in errors] == [quire_distributed.RankError, quire_distributed.RankError, MemoryError]
     assert str(errors[0]) == str(errors[1]) == "rank 2 failed: MemoryError: no pages left"
 
 
@@ -302,8 +303,8 @@ def test_ranks_that_do_not_come_are_named_by_all_that_wait():
 
 def test_a_broken_group_stays_broken():
     groups = Group.local(2, timeout=0.2)
-    assert isinstance(on_ranks(groups, lambda g: g.rank or g.all_gather(np.zeros(1), np.zeros((2, 1))))[0], quire.errors.RankError)
-    with pytest.raises(quire.errors.RankError, match="rank 1 did not come"):
+    assert isinstance(on_ranks(groups, lambda g: g.rank or g.all_gather(np.zeros(1), np.zeros((2, 1))))[0], quire_distributed.RankError)
+    with pytest.raises(quire_distributed.RankError, match="rank 1 did not come"):
         groups[0].all_gather(np.zeros(1), np.zeros((2, 1)))
 
 
@@ -320,8 +321,8 @@ def test_a_failure_while_others_compute():
         return attend(rank_batch(job, table), kv, group=group, plan=step)
 
     first, second = on_ranks(Group.local(2, timeout=60), body)
-    assert isinstance(second, quire.Error) and not isinstance(second, quire.errors.RankError)
-    assert isinstance(first, quire.errors.RankError) and str(first) == f"rank 1 failed: {type(second).__name__}: {second}"
+    assert isinstance(second, quire.Error) and not isinstance(second, quire_distributed.RankError)
+    assert isinstance(first, quire_distributed.RankError) and str(first) == f"rank 1 failed: {type(second).__name__}: {second}"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dense import make_job
 from sharded import on_ranks, without_errors
 
 import quire
+import quire_distributed
 from quire_distributed import Group, ZigZag, prefill, prefill_plan
 
 LENGTHS = (1, 37, 0, 100, 16, 64)
@@ -259,6 +260,6 @@ def test_ranks_that_disagree_or_are_refused():
 
     first, second = on_ranks(Group.local(2, timeout=5), short)
     assert isinstance(second, quire.ArgumentError) and "the rows of this rank (ZigZag.rows)" in str(second)
-    assert isinstance(first, quire.errors.RankError) and "rank 1 failed: ArgumentError: query" in str(first)
+    assert isinstance(first, quire_distributed.RankError) and "rank 1 failed: ArgumentError: query" in str(first)
     with pytest.raises(quire.ArgumentError, match="rank 2 of 2, expected 0 <= rank < world"):
         ZigZag(2, 2, LENGTHS)

@@ -12,6 +12,7 @@ from dense import make_job
 from sharded import on_ranks, without_errors
 
 import quire
+import quire_distributed
 from quire_distributed import Group, ZigZag, prefill, prefill_plan
 from quire_distributed import _ring
 from quire_distributed._prefill_choice import PrefillWork, choose_prefill
@@ -344,4 +345,4 @@ def test_a_rank_that_stays_away_is_named():
 
     results = on_ranks(Group.local(3, timeout=1), body)
     for rank in (0, 2):
-        assert isinstance(results[rank], quire.errors.RankError) and results[rank].ranks == (1,), results[rank]
+        assert isinstance(results[rank], quire_distributed.RankError) and results[rank].ranks == (1,), results[rank]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from dense import SUBNORMAL, UNIT
-from gpu import needs_gpu, torch
+from gpus import needs_gpu, torch
 
 import quire
 import quire_vllm.ops as ops
