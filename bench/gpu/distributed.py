@@ -49,6 +49,7 @@ HEAD_CASES = {"B64 8k, TP": (32, 8, 64, 1 << 13, 0.52)}
 PREFILLS = {"prompt 64k": (32, 8, 1, 1 << 16, 0.54), "prompts 4 x 8k": (32, 8, 4, 1 << 13, None)}
 UNEVEN = {"uneven prompts": (1, 37, 0, 1000, 2049)}
 TOO_LARGE = {"B1 24M": (32, 8, 1, 24 << 20, None)}  # 103 GB of keys and values
+REPLAYS = 4  # replays of a graph in one timing
 ON_CPU = {"CPU B8 4k": (32, 8, 8, 1 << 12, None)}  # asked for by --only
 SMALL = {"B1 1k": (4, 2, 1, 1 << 10, None), "B3 200": (4, 2, 3, 200, None)}
 

@@ -154,7 +154,7 @@ void append(const PyCache& cache, nb::handle key, nb::handle value, nb::handle s
   require_ok(status);
 }
 
-/// append() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+/// append() of arrays, without the objects: what quire_vllm and quire.torch call for each layer.
 void append_arrays(nb::handle k, nb::handle v, nb::handle key, nb::handle value, nb::handle slot_mapping,
                    const std::string& layout, const std::string& cache_dtype, nb::handle k_scale, nb::handle v_scale) {
   const quire::CacheLayout order = layout_named(layout);
@@ -343,7 +343,7 @@ void bind_attention(nb::module_& m) {
         nb::arg("layout") = "nhd", nb::arg("cache_dtype") = "", nb::arg("k_scale") = none, nb::arg("v_scale") = none,
         nb::sig("def append_arrays(k: typing.Any, v: typing.Any, key: typing.Any, value: typing.Any, slot_mapping: typing.Any, "
                 "layout: str = 'nhd', cache_dtype: str = '', k_scale: typing.Any = None, v_scale: typing.Any = None) -> None"),
-        "append() of arrays, without objects for them: for quire.vllm and quire.torch.");
+        "append() of arrays, without objects for them: for quire_vllm and quire.torch.");
   m.def(
       "merge", &merge, nb::arg("out_a"), nb::arg("lse_a"), nb::arg("out_b"), nb::arg("lse_b"), nb::arg("out") = nb::none(),
       nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("output_scale") = nb::none(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are made ready once and run for each layer: BoundCall for the caller who keeps one, CallCache for quire.vllm and
+// Calls that are made ready once and run for each layer: BoundCall for the caller who keeps one, CallCache for quire_vllm and
 // quire.torch, which find theirs by what was passed. No Python runs between the arguments and the launch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -311,7 +311,7 @@ std::optional<Part> part_named(const std::string& name, nb::handle workspace) {
   return part;
 }
 
-/// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+/// attend() of arrays, without the objects: what quire_vllm and quire.torch call for each layer.
 nb::object attend_arrays(nb::handle query, nb::handle output, nb::handle k, nb::handle v, nb::handle query_start_loc,
                          nb::handle seq_lens, nb::handle block_table, const std::string& layout, const std::string& cache_dtype,
                          nb::handle cached_lens, nb::handle key, nb::handle value, nb::handle lse, nb::handle k_scale,
@@ -521,7 +521,7 @@ void bind_bound(nb::module_& m) {
           "spans: typing.Any = None, prefix_lens: typing.Any = None, tree_mask: typing.Any = None, tree_lens: typing.Any = None, "
           "attention_chunk: int | None = None, prefix_len: int | None = None, spans_beyond_window: bool = False, "
           "k_block_scale: typing.Any = None, v_block_scale: typing.Any = None) -> typing.Any"),
-      "attend() of arrays, without objects for them: for quire.vllm and quire.torch. remember=False keeps no reference to "
+      "attend() of arrays, without objects for them: for quire_vllm and quire.torch. remember=False keeps no reference to "
       "them, and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where "
       "query_len is 1, else seq_len - query_len. causal: one bool, or one flag a request.");
 }
