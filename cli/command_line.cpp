@@ -157,10 +157,7 @@ void add_run(CLI::App& app, RunArgs& args, CallFiles& files) {
 
 void add_diagnose(CLI::App& app, DiagnoseArgs& args, CallFiles& files) {
   CLI::App* command = app.add_subcommand("diagnose", "Find out where the observed output of a capture is wrong, and why");
-  command
-      ->add_option("FILE", args.input, "a .safetensors capture with an observed output, or one for each rank of a shared context")
-      ->required()
-      ->type_name("");
+  command->add_option("FILE", args.input, "a .safetensors capture with an observed output")->required()->type_name("");
   files.read.push_back(&args.input);
   command->add_flag("--full", args.full, "compare every row with the fp64 reference and try every cause, however long it takes");
   command->add_option("--seconds", args.seconds, "time limit of the search for a cause (default: 5)")
@@ -208,10 +205,10 @@ void add_verify(CLI::App& app, VerifyArgs& args, CallFiles& files) {
                    "cpu, cuda or hip (the planned kernel there; cpu is the default), a kernel by name, or all")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  command->add_option("--matrix", args.matrices, "notes, hazards (the default), random, shards or all")
+  command->add_option("--matrix", args.matrices, "notes, hazards (the default), random or all")
       ->type_name("NAME")
       ->allow_extra_args(false)
-      ->check(one_of({"notes", "hazards", "random", "shards", "all"}));
+      ->check(one_of({"notes", "hazards", "random", "all"}));
   command->add_option("--line", args.lines, "a problem line of your own, in quotes; may be given again")
       ->type_name("LINE")
       ->allow_extra_args(false);

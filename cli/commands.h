@@ -82,9 +82,6 @@ struct DiagnoseArgs {
   std::string html;
 };
 Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal);
-/// Two words or more, each of which names a file: captures of ranks.
-bool names_several_files(const Words& words);
-Report run_diagnose_ranks(const DiagnoseArgs& args, const Terminal& terminal);
 
 struct VerifyArgs {
   std::vector<std::string> backends;  ///< empty = cpu

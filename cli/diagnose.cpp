@@ -72,9 +72,7 @@ std::string write_reduced(const Case& c, const Diagnosis& d, const DiagnoseArgs&
 }  // namespace
 
 Report run_diagnose(const DiagnoseArgs& args, const Terminal& terminal) {
-  if (names_several_files(args.input)) return run_diagnose_ranks(args, terminal);
-  if (args.input.size() > 1)
-    return Report::usage("expected one capture, or one for each rank of a shared context: files, no problem line");
+  if (args.input.size() > 1) return Report::usage("expected one capture");
   const auto start = std::chrono::steady_clock::now();
   const Result<Case> c = case_of(args.input, terminal);
   if (!c.ok()) return Report::failure(c.status());

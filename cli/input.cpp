@@ -5,25 +5,12 @@
 #include <filesystem>
 
 #include "progress.h"
-#include "quire/rank_diagnosis.hpp"
 #include "text/formatted.h"
 
 namespace quire::cli {
 namespace {
 
 std::string join(const Words& words) { return formatted("{}", fmt::join(words, " ")); }
-
-/// A capture of a whole batch. One rank's capture holds global lengths and its own pages: alone it looks broken.
-Result<Case> whole_capture(const std::string& file) {
-  Result<Case> c = map_capture(file);
-  if (!c.ok()) return c;
-  const auto note = c->notes.find(std::string(kRankNote));
-  if (note == c->notes.end()) return c;
-  return Status(Code::invalid_argument,
-                formatted("{}: one rank's part of a shared context ({}); give the captures of all ranks to "
-                          "`quire diagnose`",
-                          file, note->second));
-}
 
 }  // namespace
 
@@ -37,7 +24,7 @@ Result<ProblemLine> problem_line_of(const Words& words) { return parse_problem_l
 
 Result<Case> case_of(const Words& words, const Terminal& terminal) {
   const Progress progress(terminal, "preparing the batch");
-  if (names_a_file(words)) return whole_capture(words[0]);
+  if (names_a_file(words)) return map_capture(words[0]);
   const Result<ProblemLine> line = problem_line_of(words);
   if (!line.ok()) return line.status();
   return make_case(line.value());
@@ -49,7 +36,7 @@ Result<Problem> problem_of_words(const Words& words) {
     if (!line.ok()) return line.status();
     return line->problem;
   }
-  const Result<Case> c = whole_capture(words[0]);
+  const Result<Case> c = map_capture(words[0]);
   if (!c.ok()) return c.status();
   const Findings findings = check(c->batch, c->cache, c->options, Depth::tables);
   if (!findings.ok()) return findings.status();

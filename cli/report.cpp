@@ -73,7 +73,6 @@ ExitCode exit_code_of(Code code) {
     case Code::io_error: return kIo;
     case Code::unsupported:
     case Code::device_error:
-    case Code::rank_failed:
     case Code::out_of_memory:
     case Code::out_of_pages: return kUnsupported;
     case Code::internal_error: return kInternal;

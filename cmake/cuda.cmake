@@ -116,15 +116,12 @@ if(QUIRE_HAS_CUDA)
   set_source_files_properties(${QUIRE_PORTABLE_CUDA_SOURCES} PROPERTIES COMPILE_OPTIONS --fmad=false)
 endif()
 
-# Tools for the device at hand; part of developer builds so that they keep compiling: attend_cuda times attend() and checks repeats and
-# replays, sharded_cuda attention over several GPUs.
+# A tool for the device at hand; part of developer builds so that it keeps compiling: attend_cuda times attend() and checks repeats and
+# replays.
 if(QUIRE_HAS_CUDA AND QUIRE_BUILD_TESTS)
-  foreach(tool attend_cuda sharded_cuda)
-    add_executable(${tool} bench/gpu/${tool}.cu)
-    target_include_directories(${tool} PRIVATE src)
-    target_link_libraries(${tool} PRIVATE quire CUDA::cudart_static)
-    set_target_properties(${tool} PROPERTIES CUDA_ARCHITECTURES "${QUIRE_CUDA_CHOSEN}" CUDA_STANDARD 20
-      CUDA_STANDARD_REQUIRED ON)
-    target_compile_options(${tool} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
-  endforeach()
+  add_executable(attend_cuda bench/gpu/attend_cuda.cu)
+  target_include_directories(attend_cuda PRIVATE src)
+  target_link_libraries(attend_cuda PRIVATE quire CUDA::cudart_static)
+  set_target_properties(attend_cuda PROPERTIES CUDA_ARCHITECTURES "${QUIRE_CUDA_CHOSEN}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+  target_compile_options(attend_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 endif()

@@ -20,7 +20,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 LICENSED_SUFFIXES = SUFFIXES | {".py", ".sh", ".cmake", ".js"}
 LICENSED_NAMES = {"CMakeLists.txt", "run", "test"}
-SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "integrations")
+SOURCE_FOLDERS = ("include", "src", "cli", "python", "examples", "fuzz", "tests", "tools", "bench", "cmake", "packages")
 
 PUBLIC = ["include/quire/"]
 PUBLIC_TYPES = [f"include/quire/{name}.hpp" for name in ("status", "tensor", "cache", "batch")]
@@ -51,7 +51,7 @@ ALLOWED = {
     "src/pool/": PUBLIC + SEMANTICS + CAUGHT,
     "src/plan/": PUBLIC + SEMANTICS + CAUGHT + SCHEDULE + ["src/device/"],
     "src/attention/": PUBLIC + TEXT + FIELDS + ["src/contract/values.h", "src/device/", *(f"src/backend/{name}/entry.h" for name in ("cpu", "gpu", "cuda", "hip"))],
-    "src/distributed/": PUBLIC + TEXT + CEIL_DIV + FIELDS + ["src/device/"],
+    "src/shards/": PUBLIC + TEXT + CEIL_DIV + CAUGHT,
     "src/cascade/": PUBLIC + SEMANTICS + FIELDS + ["src/device/", "src/plan/beside.h", "src/attention/beside.h"],
     "src/sparse/": PUBLIC + SEMANTICS + CAUGHT + ["src/device/"],
     "src/capture/": PUBLIC + SEMANTICS + FIELDS + THREADS + FILES,
@@ -87,7 +87,7 @@ THIRD_PARTY = {
     "nlohmann/": ["src/", "cli/", "python/"],
     "CLI/": ["cli/"],
     "nanobind/": ["python/"],
-    "cuda": ["src/backend/gpu/", "src/backend/cuda/"],
+    "cuda": ["src/backend/gpu/", "src/backend/cuda/", "examples/ranks/"],
     "hip/": ["src/backend/gpu/", "src/backend/hip/"],
 }
 

@@ -27,8 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Pages whose blocks other tests run.
 ELSEWHERE = {"docs/guides/python_tools.md": "python/tests/test_docs.py", "docs/guides/conformance.md": "python/tests/test_main.py",
-             "docs/guides/vllm.md": "integrations", "docs/guides/audit.md": "integrations",
-             "docs/guides/transformers.md": "integrations"}
+             "docs/guides/vllm.md": "packages/vllm", "docs/guides/audit.md": "packages/vllm",
+             "docs/guides/transformers.md": "packages/vllm"}
 BLOCK = re.compile(r"(?:<!-- (needs|not run|raises): (.*?) -->\n)?^( *)```(python|console|text)\b[^\n]*\n(.*?)^\3```$",
                    re.DOTALL | re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -121,8 +121,9 @@ def environment() -> "dict[str, str]":
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     if os.environ.get("QUIRE"):
         folders.insert(0, str(Path(os.environ["QUIRE"]).resolve().parent))
+    modules = [*map(str, ROOT.glob("packages/*")), os.environ.get("PYTHONPATH", "")]
     # A page shows what one thread prints, without colours.
-    return dict(os.environ, PATH=os.pathsep.join(folders), NO_COLOR="1", COLUMNS="120")
+    return dict(os.environ, PATH=os.pathsep.join(folders), PYTHONPATH=os.pathsep.join(modules), NO_COLOR="1", COLUMNS="120")
 
 
 def run_page(name: str, page: str) -> "tuple[list[str], int, int]":

@@ -86,13 +86,13 @@ def long_lines(root: Path, pages: "list[Path]") -> "list[str]":
 
 
 def source_files() -> "list[Path]":
-    folders = ("src", "include", "cli", "python", "cmake", "fuzz")
+    folders = ("src", "include", "cli", "python", "packages", "cmake", "fuzz")
     return sorted(path for folder in folders for path in ROOT.glob(f"{folder}/**/*")
                   if path.suffix in (".h", ".hpp", ".cpp", ".cu", ".hip", ".inc", ".py", ".cmake"))
 
 
 def markdown_pages() -> "list[Path]":
-    return sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("examples/**/*.md"))
+    return sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("examples/**/*.md")) + sorted(ROOT.glob("packages/**/*.md"))
 
 
 def self_test() -> "list[str]":

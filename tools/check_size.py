@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = ROOT / "tools/size_budget.json"
 CODE = {".cpp", ".h", ".hpp", ".cu", ".hip", ".py", ".js"}
 AREAS = {"src and include": ("src/", "include/"), "command": ("cli/",), "Python": ("python/quire/", "python/src/"),
-         "tests": ("tests/", "python/tests/", "fuzz/"), "bench": ("bench/",), "examples and integrations": ("examples/", "integrations/")}
+         "tests": ("tests/", "python/tests/", "fuzz/"), "bench": ("bench/",), "packages": ("packages/",), "examples": ("examples/",)}
 FIELDS = ("q_begin", "k_block_scale", "tree_mask")  # tensors of Batch and KVCache: what a further one would cost
-FOREIGN = ("python/quire/vllm/", "python/quire/transformers.py")  # signatures that other projects made
+FOREIGN = ("packages/vllm/quire_vllm/ops/", "python/quire/transformers.py")  # signatures that other projects made
 ROOM = 1.02
 # A definition: a name, parentheses, and a body. Control statements have the same form.
 DEFINITION = re.compile(r"(?<![\w.>])(~?\w+|operator\S{1,3})\s*\(")
@@ -105,7 +105,7 @@ def measured(files: "dict[str, str]") -> "tuple[dict[str, int], dict[str, str]]"
     numbers["files"] = len(files)
     numbers["public C++ types"] = public_types([text for path, text in files.items() if path.startswith("include/") and path.endswith(".hpp")])
     numbers["names of Python's top level"] = python_names(files.get("python/quire/__init__.py", ""))
-    own = ("src/", "include/", "cli/", "python/quire/", "python/src/")
+    own = ("src/", "include/", "cli/", "python/quire/", "python/src/", "packages/distributed/quire_distributed/", "packages/vllm/quire_vllm/")
     defined = [(lines, 0 if path.startswith(FOREIGN) else count, f"{path}: {name}") for path, text in code.items() if path.startswith(own) and not path.endswith(".js")
                for name, lines, count in (functions_of_python if path.endswith(".py") else functions_of_cpp)(text)]
     longest, widest = max(defined, default=(0, 0, "")), max(defined, key=lambda each: each[1], default=(0, 0, ""))

@@ -6,7 +6,7 @@
                                [--processes N] [--limit SECONDS]
 
 SNAPSHOT is an unpacked vLLM source tree, such as the source distribution of a release on PyPI. Nothing of it is copied or changed, and
-vLLM need not be installed: an importer answers ``import vllm...``. The ops are those of :mod:`quire.vllm`; a few helpers are loaded
+vLLM need not be installed: an importer answers ``import vllm...``. The ops are those of :mod:`quire_vllm.ops`; a few helpers are loaded
 from the snapshot or are shims below; every other name is an internal of vLLM that may be imported but not used.
 
 Each test ends in one of five ways, which are counted by file:
@@ -45,9 +45,11 @@ from typing import Any
 import pytest
 import torch
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "packages/vllm"))
+
 import peer_workers
 import quire
-import quire.vllm
+import quire_vllm.ops
 
 TESTS = {
     "prefix_prefill": ("test_prefix_prefill.py", "test_"),
@@ -63,7 +65,7 @@ TOKEN_BY_TOKEN = ("test_prefix_prefill.py",)
 FROM_THE_SNAPSHOT = ("vllm.utils.torch_utils", "vllm.utils.math_utils")
 """Helpers that make test data: these modules are executed as they are."""
 
-OPS = {name: getattr(quire.vllm, name) for name in quire.vllm.__all__ if inspect.isfunction(getattr(quire.vllm, name)) and name != "settings"}
+OPS = {name: getattr(quire_vllm.ops, name) for name in quire_vllm.ops.__all__ if inspect.isfunction(getattr(quire_vllm.ops, name)) and name != "settings"}
 
 
 # --- names of vLLM --------------------------------------------------------------------------------------------------------------------
@@ -504,7 +506,7 @@ def run_here(wanted: argparse.Namespace, counter: Counter) -> int:
     sys.meta_path.insert(0, Importer(snapshot, wanted.device))
     sys.path.insert(0, str(snapshot))
     library = define_cache_ops()  # unloads its operators when it is collected
-    quire.vllm.wait = True  # a call that breaks is raised by the test that made it
+    quire_vllm.ops.wait = True  # a call that breaks is raised by the test that made it
     if wanted.device == "cpu":
         pretend_accelerator()
     fixtures = importlib.util.spec_from_file_location("peer_fixtures", folder / "conftest.py")

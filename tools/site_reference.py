@@ -21,9 +21,9 @@ GROUPS = {
     "Pages": ["PagePool", "PoolStats", "PoolMemory"],
     "What would run, and where": ["explain", "Explanation"],
     "Errors": ["Error", "ArgumentError", "ContractError", "UnsupportedError", "OutOfPagesError", "OutOfMemoryError", "ParseError",
-               "FileError", "DeviceError", "RankError", "InternalError"],
+               "FileError", "DeviceError", "InternalError"],
 }
-MODULES = ["quire.info", "quire.cascade", "quire.sparse", "quire.distributed", "quire.vllm", "quire.testing", "quire.targets"]
+MODULES = ["quire.info", "quire.cascade", "quire.sparse", "quire.testing", "quire.targets", "quire_distributed", "quire_vllm.ops"]
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------------------

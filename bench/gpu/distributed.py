@@ -10,8 +10,7 @@ one GPU and all GPUs are timed in turn, in one run. `one_us / sharded_us` is the
 largest error over Quire's derived tolerance (numerics.md). --profile prints the kernels of one replay, with their begin and length in us.
 
 Decode: `exchange_us` is NCCL's all-gather of the same bytes alone, `own_exchange_us` the step's, `own_us` a rank's own attention alone,
-`merge_us` the merge alone, `overlap_N_us` that of parts which travel by N chunks of heads while attention of others runs.
-`hidden_by_overlap` is what the better of these gains, as a share of the exchange; below 0, it loses.
+`merge_us` the merge alone.
 
 Prompts: `sharded_N_us` gathers keys by NCCL in N chunks of heads, `copy_N_us` by copy engines, `ring_us` round a ring. `attention_N_us` is
 their attention alone, `*_exchange_us` all but attention, `ring_*_us` a part of a ring alone; of these, the slowest rank counts.
@@ -21,16 +20,19 @@ import datetime
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import quire
 import torch
 import torch.distributed as dist
-from quire.distributed import ContextShard, Group, HeadShard, ZigZag, attend, plan, prefill, prefill_plan
-from quire.distributed._copies import Copies
-from quire.distributed._gather import Gathers
-from quire.distributed._prompt_blocks import pages_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/distributed"))
+from quire_distributed import ContextShard, Group, HeadShard, ZigZag, attend, plan, prefill, prefill_plan
+from quire_distributed._copies import Copies
+from quire_distributed._gather import Gathers
+from quire_distributed._prompt_blocks import pages_of
 
 PAGE = 16  # tokens; also the interleave
 L2_BYTES = 60e6  # bytes of an H200's L2 cache; a smaller number would time the cache
@@ -47,7 +49,6 @@ HEAD_CASES = {"B64 8k, TP": (32, 8, 64, 1 << 13, 0.52)}
 PREFILLS = {"prompt 64k": (32, 8, 1, 1 << 16, 0.54), "prompts 4 x 8k": (32, 8, 4, 1 << 13, None)}
 UNEVEN = {"uneven prompts": (1, 37, 0, 1000, 2049)}
 TOO_LARGE = {"B1 24M": (32, 8, 1, 24 << 20, None)}  # 103 GB of keys and values
-OVERLAPS = (2, 4)  # chunks of heads
 REPLAYS = 4  # replays of a graph in one timing
 ON_CPU = {"CPU B8 4k": (32, 8, 8, 1 << 12, None)}  # asked for by --only
 SMALL = {"B1 1k": (4, 2, 1, 1 << 10, None), "B3 200": (4, 2, 3, 200, None)}
@@ -250,15 +251,10 @@ class Decode:
 
 def measure(name: str, group: Group, device: torch.device, timer: Timer, partials: str) -> dict:
     d = Decode(name, group, device, partials)
-    layers, overlap_ratio = d.layers, 0.0
+    layers = d.layers
     seconds = {"one_us": timer(layers, d.one), "sharded_us": timer(layers, lambda: d.sharded(d.step))}
     seconds.update(own_us=timer(layers, d.own_part), exchange_us=timer(layers, d.exchange))
     seconds.update(own_exchange_us=timer(layers, d.own_exchange), merge_us=timer(layers, d.merge))
-    for chunks in (n for n in OVERLAPS if partials == "query" and d.kv_heads % n == 0):
-        d.out.fill_(float("nan"))
-        chunked = d.planned(overlap=chunks)
-        seconds[f"overlap_{chunks}_us"] = timer(layers, lambda c=chunked: d.sharded(c))
-        overlap_ratio = max(overlap_ratio, d.ratio())
     seconds["one_again_us"] = timer(layers, d.one)
     seconds["sharded_again_us"] = timer(layers, lambda: d.sharded(d.step))
     if timer.profile == name:
@@ -266,8 +262,6 @@ def measure(name: str, group: Group, device: torch.device, timer: Timer, partial
     bits = torch.empty((group.world, *d.out.shape), dtype=d.out.dtype, device=device)
     dist.all_gather_into_tensor(bits.reshape(-1).view(torch.uint8), d.out.reshape(-1).view(torch.uint8))
     least = {kind: min(seconds[f"{kind}_us"], seconds[f"{kind}_again_us"]) for kind in ("one", "sharded")}
-    chunked_us = [value for key, value in seconds.items() if key.startswith("overlap_")]
-    hidden = least["sharded"] - min(chunked_us) if chunked_us else 0.0
     return {
         "case": name,
         "problem": f"q=bf16 heads={d.heads}:{d.kv_heads} d=128 page={PAGE} reqs={d.requests}x1@{d.context - 1}",
@@ -280,9 +274,7 @@ def measure(name: str, group: Group, device: torch.device, timer: Timer, partial
         "exchange_bytes": d.step.layout.bytes,
         **{key: round(1e6 * value, 2) for key, value in seconds.items()},
         "sharded_over_one": round(least["sharded"] / least["one"], 3),
-        "hidden_by_overlap": round(hidden / seconds["own_exchange_us"], 3),
         "target": d.target,
-        "worst_error_ratio_of_overlap": round(overlap_ratio, 3),
         "worst_error_ratio": round(d.ratio(), 3),
         "same_bits": bool((bits.view(torch.int16) == bits[0].view(torch.int16)).all()),
     }

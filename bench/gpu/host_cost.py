@@ -23,7 +23,9 @@ import numpy as np
 import torch
 
 import quire
-import quire.vllm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/vllm"))
+import quire_vllm.ops
 
 LAYERS = 32
 # Name, problem line.
@@ -100,14 +102,14 @@ def ways(step: Step) -> dict:
     bound = quire.bind(batch, cache, plan=plan, workspace=workspace)
 
     def unified(wait):
-        quire.vllm.unified_attention(
+        quire_vllm.ops.unified_attention(
             q, k, v, out, step.starts, step.max_q, step.lens, step.max_k, step.scale, True, (-1, -1), step.table, 0.0, None, None, None,
             wait=wait,
         )  # fmt: skip
 
     def chunked(wait):
         kp, vp = step.packed[0]
-        quire.vllm.chunked_prefill_paged_decode(
+        quire_vllm.ops.chunked_prefill_paged_decode(
             q, step.key, step.value, out, "auto", kp, vp, step.table, step.starts, step.lens, step.max_k, step.max_q, None, None,
             sm_scale=step.scale, wait=wait,
         )  # fmt: skip
@@ -128,7 +130,7 @@ def ways(step: Step) -> dict:
         "vllm.chunked_prefill_paged_decode, wait=True": (lambda: chunked(True), True),
         "append": (lambda: quire.append(cache, step.key, step.value, step.slots), False),
         "vllm.reshape_and_cache_flash": (
-            lambda: quire.vllm.reshape_and_cache_flash(step.key, step.value, k, v, step.slots, "auto", None, None), False,
+            lambda: quire_vllm.ops.reshape_and_cache_flash(step.key, step.value, k, v, step.slots, "auto", None, None), False,
         ),
     }
     try:

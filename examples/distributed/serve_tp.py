@@ -16,7 +16,7 @@ import pathlib
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "serve"))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[2] / name) for name in ("examples/serve", "packages/distributed")]
 import one_blas_thread  # noqa: E402, F401  (before numpy)
 import numpy as np  # noqa: E402
 import quire  # noqa: E402
@@ -25,7 +25,7 @@ from engine import Engine  # noqa: E402
 from gguf_file import GgufFile  # noqa: E402
 from gguf_model import fetch_model, load_weights  # noqa: E402
 from model import Llama  # noqa: E402
-from quire.distributed import Group, attend, plan, shards  # noqa: E402
+from quire_distributed import Group, attend, plan, shards  # noqa: E402
 from scheduler import Chunk, Request, Scheduler  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 

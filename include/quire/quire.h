@@ -43,7 +43,6 @@ enum {
   QUIRE_OUT_OF_PAGES = 6,       /* the page pool cannot serve the request now */
   QUIRE_OUT_OF_MEMORY = 7,      /* the host's or a device's memory is used up */
   QUIRE_DEVICE_ERROR = 8,       /* a GPU or its driver reported a failure */
-  QUIRE_RANK_FAILED = 9,        /* another rank of a group failed, or did not come in time (C++ and Python only) */
   QUIRE_INTERNAL_ERROR = 99     /* Quire broke one of its own promises; please report it */
 };
 

@@ -20,6 +20,7 @@
 #include "quire/attention.hpp"
 #include "quire/cascade.hpp"
 #include "quire/sparse.hpp"
+#include "quire/shards.hpp"
 #include "quire/capture.hpp"
 #include "quire/compare_caches.hpp"
 #include "quire/faults.hpp"

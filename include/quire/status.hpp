@@ -23,7 +23,6 @@ enum class Code : std::int32_t {
   out_of_pages = 6,        ///< the page pool cannot serve the request now; preempt or wait
   out_of_memory = 7,       ///< the host's or a device's memory is used up
   device_error = 8,        ///< a GPU or its driver reported a failure; the message names the call and the driver's words
-  rank_failed = 9,         ///< another rank of a group failed, or did not come within the time limit; the message names it
   internal_error = 99,     ///< Quire broke one of its own promises; please report it
 };
 

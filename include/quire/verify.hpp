@@ -80,7 +80,7 @@ struct TypePair {
 using Supports = std::function<bool(const ProblemLine&)>;
 
 struct VerifyOptions {
-  std::vector<std::string> matrices = {"hazards"};  ///< names: notes, hazards, random, shards; or "all"
+  std::vector<std::string> matrices = {"hazards"};  ///< names: notes, hazards, random; or "all"
   bool quick = false;                               ///< a subset of every matrix that still has full power; under a minute
   bool power = true;                                ///< run the fault catalogue through the same checks
   bool peer_power = false;                          ///< judge the catalogue with vLLM's test data and tolerance, too

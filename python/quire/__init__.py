@@ -12,8 +12,7 @@ Arrays are NumPy (bf16 and fp8 through ml_dtypes), torch or CuPy, in host memory
 DLPack or the NumPy array interface; nothing is copied, strides are honoured, and results come from the library of the query. Every assumption is a checked rule: a broken one
 raises :class:`ContractError` with the rule, tensor, index, value and expectation, before anything is written.
 
-``quire.vllm`` has functions with vLLM's names, argument order and meaning. The logger "quire" says what :func:`capture` patches and
-writes, and what :func:`verify`, :func:`soak` and :func:`diagnose` found.
+The logger "quire" says what :func:`capture` patches and writes, and what :func:`verify`, :func:`soak` and :func:`diagnose` found.
 """
 
 import logging as _logging
@@ -49,11 +48,9 @@ from quire.errors import (
     UnsupportedError,
 )
 from quire import cascade as cascade
-from quire import distributed as distributed
 from quire import results as results
 from quire import sparse as sparse
 from quire import targets as targets
-from quire import vllm as vllm
 from quire.judging import diagnose, soak, verify
 from quire.hooks import capture, record
 
@@ -113,7 +110,6 @@ __all__ = [
     "check",
     "compare",
     "compare_caches",
-    "distributed",
     "diagnose",
     "errors",
     "explain",
@@ -138,6 +134,5 @@ __all__ = [
     "soak",
     "synchronize",
     "verify",
-    "vllm",
     "write_capture",
 ]

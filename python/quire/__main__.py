@@ -29,7 +29,6 @@ _EXIT_CODES = {
     "out_of_memory": UNSUPPORTED,
     "out_of_pages": UNSUPPORTED,
     "device_error": UNSUPPORTED,
-    "rank_failed": UNSUPPORTED,
 }
 
 _PYTHON_OPTIONS = ("--target", "--lines", "--supports")  # options of verify that only this program has, not the C++ one
@@ -48,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     which = verify.add_mutually_exclusive_group()
     which.add_argument("--target", metavar="NAME", help=f"{', '.join(targets.names())}, module:function or FILE.py:function")
     which.add_argument("--backend", metavar="NAME", default="cpu", help="a kernel of Quire by name, or cpu (the default)")
-    verify.add_argument("--matrix", metavar="NAME", action="append", help="notes, hazards (the default), random, shards or all")
+    verify.add_argument("--matrix", metavar="NAME", action="append", help="notes, hazards (the default), random or all")
     verify.add_argument("--line", metavar="LINE", action="append", default=[], help="a problem line of your own; may be given again")
     verify.add_argument("--lines", metavar="FILE", action="append", default=[], help="a file of problem lines; blank lines and # are skipped")
     verify.add_argument("--quick", action="store_true", help="a subset of every matrix, in less than a minute")

@@ -15,9 +15,9 @@ import numpy as np
 from quire import _quire
 from quire._calls import Op
 from quire._fields import FIELDS, MASKS
+from quire._inputs import Inputs, lengths_of
 from quire._messages import shown, unknown_argument
 from quire.errors import ArgumentError
-from quire.vllm._request import Inputs, lengths_of
 
 Adapter = Callable[..., Any]
 EXPECTED = "(batch, cache), (batch, cache, options) or a dict of their arguments"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of a call of any attention op, read from its arguments, for :mod:`quire.hooks`.
 
-Ops are known by their name. Arguments are found by name in the op's own signature, or, for compiled ops, in that of quire.vllm's
-function of the same name.
+Ops are known by their name: flash_attn_varlen_func, and those that packages add. Arguments are found by name in the op's own signature,
+or, for compiled ops, in that of the package's function of the same name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from quire import _quire, vllm
+from quire import _quire
 from quire._arrays import is_torch
+from quire._inputs import Inputs, f32_vector, lengths_of, on_device
 from quire.errors import ArgumentError, UnsupportedError
-from quire.vllm._attention import chunked_inputs, context_inputs, unified_inputs
-from quire.vllm._decode import decode_inputs
-from quire.vllm._request import Inputs, lengths_of
-from quire.vllm._tensors import f32_vector
 
 
 def flash_inputs(
@@ -57,21 +54,14 @@ def flash_inputs(
 
 
 class Op:
-    """Names of the arguments of one op. ``out``: the argument that it writes; ``caches``, ``table``: its cache and block table."""
+    """Names of the arguments of one op. ``out``: the argument that it writes; ``caches``, ``table``: its cache and block table;
+    ``function``: the package's own of that name, as "module:function"."""
 
-    def __init__(self, read: Callable[..., Inputs], out: str, caches: tuple[str, str], table: str):
-        self.read, self.out, self.caches, self.table = read, out, caches, table
+    def __init__(self, read: Callable[..., Inputs], out: str, caches: tuple[str, str], table: str, function: str = ""):
+        self.read, self.out, self.caches, self.table, self.function = read, out, caches, table, function
 
 
-OPS: dict[str, Op] = {
-    "chunked_prefill_paged_decode": Op(chunked_inputs, "output", ("key_cache", "value_cache"), "block_table"),
-    "context_attention_fwd": Op(context_inputs, "o", ("k_cache", "v_cache"), "b_loc"),
-    "unified_attention": Op(unified_inputs, "out", ("k", "v"), "block_table"),
-    "paged_attention_v1": Op(decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
-    "paged_attention_v2": Op(decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
-    "paged_attention_rocm": Op(decode_inputs, "out", ("key_cache", "value_cache"), "block_tables"),
-    "flash_attn_varlen_func": Op(flash_inputs, "out", ("k", "v"), "block_table"),
-}
+OPS: dict[str, Op] = {"flash_attn_varlen_func": Op(flash_inputs, "out", ("k", "v"), "block_table")}
 
 
 HOW = (
@@ -83,7 +73,8 @@ HOW = (
 def op_named(name: str) -> Op:
     if name not in OPS:
         raise ArgumentError(
-            f'op "{name}" is none of {", ".join(OPS)}; say op="..." if your function has the signature of one of these; {HOW}'
+            f'op "{name}" is none of {", ".join(OPS)}; say op="..." if your function has the signature of one of these (import quire_vllm.ops '
+            f"adds vLLM's); {HOW}"
         )
     return OPS[name]
 
@@ -95,8 +86,9 @@ def binder(function: Callable[..., Any], name: str) -> Callable[..., Mapping[str
         known = set(signature.parameters)
     except (TypeError, ValueError):
         known = set()
-    if OPS[name].table not in known and hasattr(vllm, name):
-        signature = inspect.signature(getattr(vllm, name))
+    if OPS[name].table not in known and OPS[name].function:
+        module, _, attribute = OPS[name].function.partition(":")
+        signature = inspect.signature(getattr(sys.modules[module], attribute))
     reading = inspect.signature(OPS[name].read).parameters.values()
     needed = [p.name for p in reading if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
 
@@ -112,10 +104,6 @@ def binder(function: Callable[..., Any], name: str) -> Callable[..., Mapping[str
         return flat
 
     return bind
-
-
-def on_device(array: Any) -> bool:
-    return is_torch(array) and array.device.type != "cpu"
 
 
 def to_host(array: Any) -> Any:

@@ -284,7 +284,7 @@ def keywords_checked(function: F) -> F:
 def explain_module(module: Any) -> None:
     """Replaces the functions of a nanobind module, and the methods of its classes, by explained ones.
 
-    Functions for arrays of one layer stay as they are: quire.vllm and quire.torch call them for each layer, with arguments of
+    Functions for arrays of one layer stay as they are: quire_vllm.ops and quire.torch call them for each layer, with arguments of
     their own making.
     """
     for name, value in list(vars(module).items()):

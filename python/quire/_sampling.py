@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
-from quire.vllm._request import Inputs
+from quire._inputs import Inputs
 
 _NAN_ABOVE = {"f16": 0x7C00, "bf16": 0x7F80}
 _SUSPECTS = 8

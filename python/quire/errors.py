@@ -16,7 +16,6 @@ __all__ = [
     "OutOfMemoryError",
     "OutOfPagesError",
     "ParseError",
-    "RankError",
     "UnsupportedError",
 ]
 
@@ -74,13 +73,6 @@ class DeviceError(Error):
     """A GPU or its driver reported a failure; the message names the call and the driver's words."""
 
     code = "device_error"
-
-
-class RankError(Error):
-    """Another rank of a group failed, or did not come within the time limit; the text and ``ranks`` name it."""
-
-    code = "rank_failed"
-    ranks: tuple[int, ...] = ()
 
 
 class InternalError(Error):

@@ -3,14 +3,16 @@
 
 ::
 
-    with quire.capture("captures/"):                          # patches quire.vllm's functions; records the first wrong call
-        run_my_test()
+    with quire.capture("captures/", op="flash_attn:flash_attn_varlen_func"):      # records the first wrong call
+        run_my_test()                                         # patches the function, also where it was imported by name
+
+    import quire_vllm.ops                                     # adds vLLM's ops: of the package quire-vllm
 
     with quire.capture("bad.safetensors", op="vllm.v1.attention.ops.chunked_prefill_paged_decode:chunked_prefill_paged_decode"):
-        run_vllm()                                            # patches vLLM's function, also where it was imported by name
+        run_vllm()
 
-    @quire.record("captures/", when="always", op="unified_attention")
-    def my_attention(q, k, v, out, cu_seqlens_q, ...): ...
+    @quire.record("captures/", when="always", op="flash_attn_varlen_func")
+    def my_attention(q, k, v, cu_seqlens_q, ...): ...
 
     @quire.record("captures/", adapter=lambda q, cache, step: (step.batch(q), cache))      # any other signature
     def my_decode(q, cache, step): ...
@@ -33,7 +35,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from quire import _adapter, _calls, _quire, vllm
+from quire import _adapter, _calls, _quire
 from quire._messages import keywords_checked
 from quire._sampling import Part, Sampler
 from quire.errors import ArgumentError
@@ -45,7 +47,6 @@ _log = logging.getLogger("quire.hooks")
 F = TypeVar("F", bound=Callable[..., Any])
 _inside = threading.local()
 _MAX_CACHE_BYTES = 256 << 20
-_VLLM_FUNCTIONS = tuple(name for name in _calls.OPS if hasattr(vllm, name))
 
 
 class CaptureWarning(UserWarning):
@@ -342,17 +343,19 @@ class _Capture:
 
 
 def _places_of(op: str | Iterable[str] | None, adapted: bool) -> list[_Place]:
-    """Places named by "module:function" or "module:function=op_name"; without a name, quire.vllm's functions."""
+    """Places named by "module:function" or "module:function=op_name"; without a name, the functions that packages added."""
     if op is None:
         if adapted:
             raise ArgumentError('adapter: needs op="module:function", the function whose arguments it reads')
-        return [_Place(name, "quire.vllm", name, None) for name in _VLLM_FUNCTIONS]
+        op = [name for name, known in _calls.OPS.items() if known.function]
+        if not op:
+            raise ArgumentError('op: say which function, as "module:function"; import quire_vllm.ops adds functions that need no name')
     found = []
     for text in [op] if isinstance(op, str) else list(op):
         where, _, kind = text.partition("=")
         module, colon, name = where.partition(":")
         if not colon:
-            module, name = "quire.vllm", where
+            module, _, name = _calls.op_named(where).function.partition(":")
         top = module.partition(".")[0]
         if top not in sys.modules and (not top or importlib.util.find_spec(top) is None):
             raise ArgumentError(f'op "{text}": there is no module "{top}"')
@@ -395,7 +398,7 @@ def capture(
     path: a ``.safetensors`` file (later captures get ``-2``, ``-3``, ...) or a folder.
     when: "mismatch" = the first call whose output is wrong on the rows that are looked at, or that raises; "always"; or n = every n-th.
     op: what to patch: "module:function", with "=chunked_prefill_paged_decode" or another known op behind it if the function has another
-        name; several in a list; None = the functions of quire.vllm.
+        name; several in a list; None = the functions of packages that were imported (quire_vllm.ops).
     adapter: for functions of any other signature: called with the arguments of each call, it returns (batch, cache), (batch, cache,
         options), or a dict of the arguments of Batch, KVCache (its dtype as cache_dtype) and Options. The output is what the
         function returns, or the first of a tuple, if it has the shape of the query; else the batch's ``output``, written in place.

@@ -64,7 +64,7 @@ def verify(
 
     target: the name of a kernel of Quire ("cpu" = the planned one), the name of an adapter of :mod:`quire.targets`, or an implementation
         as described there: a callable ``f(case)`` or ``f(batch, cache, options)`` that returns the output, ``(output, lse)`` or None.
-    matrices: any of "notes", "hazards", "random", "shards" (contexts spread over ranks); "all". One may be given as it is, here and below.
+    matrices: any of "notes", "hazards", "random"; "all". One may be given as it is, here and below.
     lines: problem lines of your own.
     quick: a subset of every matrix, in under a minute.
     power: plant the catalogue of faults and count how many the suite notices. peer_power: also with vLLM's test data and tolerance.

@@ -168,7 +168,7 @@ void append(const PyCache& cache, const NewRows& rows, PyLedger* ledger, nb::han
               {.ledger = ledger != nullptr ? &ledger->ledger : nullptr, .tags = tags, .stream = stream_for(stream, cache.k())});
 }
 
-/// append() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+/// append() of arrays, without the objects: what quire_vllm and quire.torch call for each layer.
 void append_arrays(const nb::dict& call) {
   const std::string any = "typing.Any";
   static const auto& signature =
@@ -356,7 +356,7 @@ void bind_attention(nb::module_& m) {
               "stream: typing.Any | None = None) -> None"),
       kAppendDoc);
   m.def("append_arrays", &append_arrays, nb::arg("call"), nb::sig("def append_arrays(call: dict[str, typing.Any]) -> None"),
-        "append() of arrays by name, without objects for them: for quire.vllm and quire.torch. Arguments: those of KVCache but "
+        "append() of arrays by name, without objects for them: for quire_vllm and quire.torch. Arguments: those of KVCache but "
         "for its "
         "dtypes, key, value, slot_mapping and cache_dtype.");
   m.def(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are made ready once and run for each layer: BoundCall for the caller who keeps one, CallCache for quire.vllm and
+// Calls that are made ready once and run for each layer: BoundCall for the caller who keeps one, CallCache for quire_vllm and
 // quire.torch, which find theirs by what was passed. No Python runs between the arguments and the launch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -298,7 +298,7 @@ Layer layer_given(const Arguments& given, nb::handle stream, Numbers& of_batch, 
   return layer;
 }
 
-/// attend() of arrays, without the objects: what quire.vllm and quire.torch call for each layer.
+/// attend() of arrays, without the objects: what quire_vllm and quire.torch call for each layer.
 nb::object attend_arrays(const nb::dict& call) {
   const Arguments given(signature_of_arrays(), call);
   const nb::object workspace = given.get("workspace"), stream = given.get("stream"), wait = given.get("wait");
@@ -403,7 +403,7 @@ void bind_bound(nb::module_& m) {
                 "workspace: typing.Any | None = None) -> BoundCall"),
         kBindDoc);
   m.def("attend_arrays", &attend_arrays, nb::arg("call"), nb::sig("def attend_arrays(call: dict[str, typing.Any]) -> typing.Any"),
-        "attend() of arrays by name, without objects for them: for quire.vllm and quire.torch. Arguments: those of fields(), "
+        "attend() of arrays by name, without objects for them: for quire_vllm and quire.torch. Arguments: those of fields(), "
         "cache_dtype, max_query_len, max_seq_len, stream, wait, workspace, part, and remember: False keeps no reference to the "
         "arrays, "
         "and a call that broke is raised without the rule. cached_lens \"decode\", on a CUDA device: seq_len where query_len is "

@@ -77,7 +77,7 @@ constexpr const char* kSynchronizeDoc =
     R"(Waits for the GPUs that ran calls which were not waited for, and raises what became of them.
 
 A call with wait=False enqueues and returns. If its lengths or tables break a rule, or exceed the bounds of its plan, it writes no
-row, and the device leaves a mark. The next call of attend(), a BoundCall or quire.vllm raises it, without waiting; this waits first.
+row, and the device leaves a mark. The next call of attend(), a BoundCall or quire_vllm raises it, without waiting; this waits first.
 Does nothing where no such call was made. Of several calls that broke since the last look, one is raised.
 
 Raises ContractError (in the words of check(), if the tensors still hold what broke the call), ArgumentError (a bound was exceeded),

@@ -23,7 +23,6 @@ const char* class_name(quire::Code code) {
     case quire::Code::out_of_pages: return "OutOfPagesError";
     case quire::Code::out_of_memory: return "OutOfMemoryError";
     case quire::Code::device_error: return "DeviceError";
-    case quire::Code::rank_failed: return "RankError";
     case quire::Code::ok:
     case quire::Code::internal_error: break;
   }

@@ -38,7 +38,6 @@ void bind_tools(nanobind::module_& m) {
   quire_python::bind_caches(m);
   quire_python::bind_verify(m);
   quire_python::bind_report(m);
-  quire_python::bind_rank_diagnosis(m);
   m.def("run_command_line", &run_command_line, nanobind::arg("words"),
         "Runs the quire command with these words, the first of which is its name; returns the exit code. Writes to the process's "
         "stdout and stderr.");
@@ -63,7 +62,7 @@ NB_MODULE(_quire, m) {
   quire_python::bind_deferred(m);
   quire_python::bind_cascade(m);
   quire_python::bind_sparse(m);
-  quire_python::bind_distributed(m);
+  quire_python::bind_shards(m);
   quire_python::bind_diagnose(m);
 #if QUIRE_TOOLS
   bind_tools(m);

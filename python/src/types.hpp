@@ -128,7 +128,7 @@ void bind_pool(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_bound(nb::module_& m);
-void bind_distributed(nb::module_& m);
+void bind_shards(nb::module_& m);
 void bind_cascade(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_faults(nb::module_& m);
@@ -136,7 +136,6 @@ void bind_diagnose(nb::module_& m);
 void bind_caches(nb::module_& m);
 void bind_verify(nb::module_& m);
 void bind_report(nb::module_& m);
-void bind_rank_diagnosis(nb::module_& m);
 void bind_capture(nb::module_& m);
 
 }  // namespace quire_python

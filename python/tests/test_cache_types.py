@@ -5,7 +5,7 @@ import dense
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu import needs_gpu, torch
+from gpus import needs_gpu, torch
 
 import quire
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu import needs_gpu, torch
+from gpus import needs_gpu, torch
 
 import quire
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from gpu import needs_gpu, torch
+from gpus import needs_gpu, torch
 
 import quire
 

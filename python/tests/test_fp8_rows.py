@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import quire
-import quire.vllm as ops
+import quire_vllm.ops as ops
 
 try:
     import torch

@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 from dense import make_job, packed
-from gpu import needs_gpu, torch
+from gpus import needs_gpu, torch
 
 import quire
-import quire.vllm
+import quire_vllm.ops
 
 pytestmark = needs_gpu
 
@@ -43,7 +43,7 @@ class Decode:
         return quire.KVCache(self.k, self.v)
 
     def unified(self, out=None, longest=COLUMNS * PAGE, rows=1, **how):
-        quire.vllm.unified_attention(
+        quire_vllm.ops.unified_attention(
             self.q, self.k, self.v, self.out if out is None else out, self.starts, rows, self.lens, longest, 64**-0.5, True, (-1, -1),
             self.table, 0.0, None, None, None, **how,
         )  # fmt: skip
@@ -212,9 +212,9 @@ def test_strict_calls_raise_at_once_by_argument_and_by_context():
     for strict in (lambda: d.unified(wait=True), lambda: quire.attend(d.batch(output=d.out), d.cache())):
         with pytest.raises(quire.ContractError, match=r"^Q-T06 seq_lens\[0\]"):
             strict()
-    with quire.vllm.settings(wait=True), pytest.raises(quire.ContractError, match=r"^Q-T06"):
+    with quire_vllm.ops.settings(wait=True), pytest.raises(quire.ContractError, match=r"^Q-T06"):
         d.unified()
-    with quire.vllm.settings(wait=True):
+    with quire_vllm.ops.settings(wait=True):
         d.unified(wait=False)
     with pytest.raises(quire.ContractError, match="an earlier attend"):
         quire.synchronize()
@@ -255,7 +255,7 @@ def test_a_query_len_beyond_its_bound_is_found_by_the_packed_op():
     out = torch.full_like(q, torch.nan)
 
     def call(longest):
-        quire.vllm.chunked_prefill_paged_decode(
+        quire_vllm.ops.chunked_prefill_paged_decode(
             q, key, value, out, "auto", *caches, table, starts, lens, 64, longest, None, None, sm_scale=64**-0.5
         )
 

@@ -10,7 +10,7 @@ import pytest
 from dense import attention, make_job, packed
 
 import quire
-import quire.vllm
+import quire_vllm.ops
 
 QUERY_LENS = [880, 410, 792, 927, 446, 57, 281, 1004, 539, 1]
 CONTEXT_LENS = [430, 956, 818, 865, 326, 1007, 504, 382, 613, 929]
@@ -55,7 +55,7 @@ def test_misread_indices_break_a_rule_through_the_shim(job):
     output = np.full_like(job.q, np.nan)
     one = np.ones(1, np.float32)
     with pytest.raises(quire.ContractError, match="Q-T05 query_start_loc"):
-        quire.vllm.chunked_prefill_paged_decode(
+        quire_vllm.ops.chunked_prefill_paged_decode(
             job.q, job.new_k, job.new_v, output, "auto", pk, pv, job.block_table, misread(job), job.seq_lens, 1024, 1004, one, one
         )
     assert np.isnan(output).all()

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import quire
-from dense import make_job
 from quire.__main__ import main
-from rank_mutants import Ranks, normalised, parts_of, write
 
 jsonschema = pytest.importorskip("jsonschema")
 referencing = pytest.importorskip("referencing")
@@ -90,18 +88,6 @@ def test_capture_and_compare(capfd, tmp_path):
     assert main(["bench", LINE, "--seconds", "0.01", "--threads", "1", "--save", saved]) == 0
     capfd.readouterr()
     assert not errors(*printed(capfd, ["bench", "compare", saved, saved], 0))
-
-
-def test_captures_of_ranks(capfd, tmp_path):
-    ranks = Ranks(make_job([1, 3], [20, 9], dtype="f32"), 2, 2)
-    parts = parts_of(ranks)
-    for result, code in ((normalised(*parts), 0), (parts[0].mean(axis=0), 1)):
-        paths = write(tmp_path, ranks, parts, result)
-        document, schema = printed(capfd, ["diagnose", *paths], code)
-        assert schema == "diagnose_ranks" and not errors(document, schema)
-    parts[0][1, :, 2] = parts[0][1, :, 1]  # the fault is in one rank's attention: its own batch is diagnosed
-    document, schema = printed(capfd, ["diagnose", *write(tmp_path, ranks, parts, normalised(*parts))], 1)
-    assert document["parts"][1]["own"] is not None and not errors(document, schema)
 
 
 def test_compared_caches(capfd, captures):

@@ -139,7 +139,7 @@ def test_times_are_finite_and_not_negative(capfd, bad, wrong):
 
 
 def test_verify_a_target(capfd):
-    assert main(["verify", "--target", "quire.vllm:merge_attn_states", "--line", LINE, "--no-power"]) == 1
+    assert main(["verify", "--target", "quire_vllm.ops:merge_attn_states", "--line", LINE, "--no-power"]) == 1
     assert "FAIL" in capfd.readouterr().out
 
 

@@ -242,7 +242,7 @@ def test_skipped_decode_rows_leave_the_flags_of_the_others():
 
     def rows(causal, skip):
         out = np.full_like(q, np.nan)
-        quire.vllm.context_attention_fwd(
+        quire_vllm.ops.context_attention_fwd(
             q, k, v, out, "auto", k_cache, v_cache, table, starts, lens, None, 3, None, None, sm_scale=0.3, causal=causal, skip_decode=skip
         )
         return out

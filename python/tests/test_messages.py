@@ -414,7 +414,7 @@ def test_every_function_and_method_of_the_module_is_explained():
     from quire import _quire
 
     bare = [name for name, value in vars(_quire).items() if type(value).__name__ == "nb_func"]
-    assert bare == ["append_arrays", "attend_arrays"], "called once a layer, with arguments that quire.vllm and quire.torch make"
+    assert bare == ["append_arrays", "attend_arrays"], "called once a layer, with arguments that quire_vllm.ops and quire.torch make"
     methods = [f"{cls.__name__}.{name}" for cls in vars(_quire).values() if isinstance(cls, type)
                for name, value in vars(cls).items() if type(value).__name__ == "nb_method" and not name.startswith("__")]  # fmt: skip
     assert methods == []

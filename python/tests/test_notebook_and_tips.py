@@ -111,9 +111,9 @@ def test_the_logger_says_what_was_found_and_is_silent_by_default(tmp_path, caplo
     with caplog.at_level(logging.INFO, logger="quire"):
         quire.diagnose(case.batch, case.cache, case.options, observed=out)
         quire.verify("cpu_generic", matrices=[], lines=[LINE], power=False)
-        with quire.capture(tmp_path / "a.safetensors", op="quire.vllm:unified_attention"):
+        with quire.capture(tmp_path / "a.safetensors", op="quire_vllm.ops:unified_attention"):
             pass
     told = [r.getMessage() for r in caplog.records]
     assert any(t.startswith("diagnose: <Diagnosis right") for t in told)
     assert any(t.startswith("verify: <Verdict pass") for t in told)
-    assert "capture: patched quire.vllm:unified_attention" in told
+    assert "capture: patched quire_vllm.ops:unified_attention" in told

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padding rows from Python: Batch(padding=), quire.vllm with batches padded for graphs, captures."""
+"""Padding rows from Python: Batch(padding=), quire_vllm.ops with batches padded for graphs, captures."""
 
 import numpy as np
 import pytest
 
 import quire
-from quire import vllm
+from quire_vllm import ops as vllm
 
 LENS = [(5, 14), (1, 30), (0, 0), (0, 0)]  # (query_len, seq_len); the last two are a padded engine's
 ROWS, PADDING, HEADS, KV_HEADS, DIM, PAGE = 6, 3, 4, 2, 16, 8

@@ -56,3 +56,29 @@ def test_nothing_is_printed_at_exit():
     code = "import quire, ctypes; kept = quire.info.host_device(); ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_the_package_knows_no_package_beside_it():
+    """quire_distributed and quire_vllm call quire; an import the other way would ask every user for them."""
+    import ast
+    from pathlib import Path
+
+    found = []
+    for path in Path(quire.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path.name}: {name}" for name in names if name.partition(".")[0] in ("quire_distributed", "quire_vllm")]
+    assert not found
+
+
+def test_packages_beside_it_have_its_version():
+    """They call functions of quire._quire that are no promise to others."""
+    import re
+    from pathlib import Path
+
+    pages = sorted((Path(__file__).resolve().parents[2] / "packages").glob("*/pyproject.toml"))
+    if not pages:
+        pytest.skip("needs the repository's packages/")
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r'^version = "(.*)"', text, re.M) == re.findall(r'"quire-attention==(.*?)"', text) == [quire.__version__], page

@@ -68,11 +68,10 @@ def test_hand_written_signatures_take_what_they_say():
 
 def test_everything_public_is_exported_and_documented():
     assert set(quire.__all__) <= set(dir(quire))
-    of_distributed = {"check_context_shard", "check_head_shard", "check_prompts", "check_ranks", "check_shard_ledger", "check_shard_slots", "local_lengths",
-                      "RankDiagnosis", "diagnose_ranks", "rank_faults"}  # fmt: skip
+    of_shards = {"check_context_shard", "check_head_shard", "check_prompts", "check_ranks", "check_shard_ledger", "check_shard_slots", "local_lengths"}
     of_cascade = {"Cascade", "attend_cascade", "plan_cascade", "prepare_cascade"}
     of_sparse = {"KeyLists", "Sparse", "attend_sparse", "check_sparse", "plan_sparse", "prepare_sparse"}
-    missing = public(_quire) - set(quire.__all__) - set(quire.info.__all__) - set(quire.results.__all__) - of_distributed - of_cascade - of_sparse - {"append_arrays", "attend_arrays", "bits", "version", "diagnose_case", "diagnose_batch", "duration_error", "fields", "write_file", "run_command_line", "soak_json", "soak_target", "verify_json", "verify_target"}
+    missing = public(_quire) - set(quire.__all__) - set(quire.info.__all__) - set(quire.results.__all__) - of_shards - of_cascade - of_sparse - {"append_arrays", "attend_arrays", "bits", "version", "diagnose_case", "diagnose_batch", "duration_error", "fields", "write_file", "run_command_line", "soak_json", "soak_target", "verify_json", "verify_target"}
     assert not missing, missing
     for module, name in [(quire, name) for name in quire.__all__] + [(quire.results, name) for name in quire.results.__all__]:
         item = getattr(module, name)

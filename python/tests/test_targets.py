@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import quire
-import quire.vllm
+import quire_vllm.ops
 from quire import targets
 from quire.targets import vllm_ops
 
@@ -99,7 +99,7 @@ def test_runner_knows_names_and_promises():
 
 
 def test_load():
-    assert targets.load("quire.vllm:merge_attn_states") is quire.vllm.merge_attn_states
+    assert targets.load("quire_vllm.ops:merge_attn_states") is quire_vllm.ops.merge_attn_states
     with pytest.raises(quire.ArgumentError, match='"nonsense" is none of torch_sdpa, .* and not module:function or FILE.py:function'):
         targets.load("nonsense")
     with pytest.raises(ImportError):
@@ -136,21 +136,21 @@ def test_torch_sdpa_on_whole_pages_lets_nan_through_its_mask():
         judge(targets.load("torch_sdpa_masked"), LINES[0])
 
 
-# --- vLLM's ops, with quire.vllm as the provider ---
+# --- vLLM's ops, with quire_vllm.ops as the provider ---
 
 
 @pytest.mark.parametrize("device", [None, pytest.param("cpu", marks=needs_torch)])
 @pytest.mark.parametrize("op", vllm_ops.MODULES)
 @pytest.mark.parametrize("line", [*LINES, "q=f16 heads=4:2 d=32 page=16 reqs=9@30,1@20 alibi=1 window=20 scale=0.1"])
 def test_vllm_ops(op, device, line):
-    case = judge(vllm_ops.VllmOp(op, provider=quire.vllm, device=device), line)
+    case = judge(vllm_ops.VllmOp(op, provider=quire_vllm.ops, device=device), line)
     assert (case is None) == (op == "context_attention_fwd" and "fp8" in line)
 
 
 def test_vllm_op_notices_a_fault():
     """The adapter hands on what the op returns, wrong or not."""
     def unified_attention(**arguments):
-        quire.vllm.unified_attention(**arguments)
+        quire_vllm.ops.unified_attention(**arguments)
         arguments["out"][3] = 0
 
     with pytest.raises(AssertionError, match="token 3"):

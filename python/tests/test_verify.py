@@ -164,7 +164,7 @@ def test_rounded_weights_widen_the_tolerance():
 
 def test_our_backends_and_adapters_by_name():
     assert verify("cpu").cases[0].status == "pass"
-    assert verify("quire.vllm:merge_attn_states").cases[0].status == "fail"  # merge_attn_states is no attention function
+    assert verify("quire_vllm.ops:merge_attn_states").cases[0].status == "fail"  # merge_attn_states is no attention function
     with pytest.raises(quire.Error, match="nonsense"):
         verify("nonsense")
     with pytest.raises(quire.ArgumentError, match="no matrix is called 'all of them'"):

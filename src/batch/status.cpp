@@ -23,7 +23,6 @@ const char* name(Code code) noexcept {
     case Code::out_of_pages: return "out_of_pages";
     case Code::out_of_memory: return "out_of_memory";
     case Code::device_error: return "device_error";
-    case Code::rank_failed: return "rank_failed";
     case Code::internal_error: return "internal_error";
   }
   return "unknown";

@@ -23,7 +23,6 @@ static_assert(QUIRE_PARSE_ERROR == static_cast<int>(Code::parse_error));
 static_assert(QUIRE_IO_ERROR == static_cast<int>(Code::io_error));
 static_assert(QUIRE_OUT_OF_PAGES == static_cast<int>(Code::out_of_pages));
 static_assert(QUIRE_OUT_OF_MEMORY == static_cast<int>(Code::out_of_memory));
-static_assert(QUIRE_RANK_FAILED == static_cast<int>(Code::rank_failed));
 static_assert(QUIRE_INTERNAL_ERROR == static_cast<int>(Code::internal_error));
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "contract/values.h"
 #include "device/runtime.h"
 #include "device/staging.h"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 
 namespace quire {
 namespace {

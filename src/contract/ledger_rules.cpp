@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "contract/context.h"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "semantics/stored_row.h"
 #include "text/formatted.h"
 

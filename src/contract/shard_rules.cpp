@@ -4,7 +4,7 @@
 
 #include "contract/report.h"
 #include "contract/tensor_facts.h"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "text/formatted.h"
 
 namespace quire {

@@ -60,23 +60,14 @@ void store_every_fp8_code(Case& c) {
       static_cast<float*>(scale->data)[i] = (scale == &c.cache.k_scale ? 8.0f : 3.0f) / largest * static_cast<float>(i % 3 + 1);
 }
 
-/// Queries are e_0, and K_0 = -inf in keys of request 0: all of them, or runs of `skipped` by turns. Not for fp8, where stores
-/// saturate.
-void make_scores_minus_infinite(Case& c, std::int64_t skipped = 0) {
+/// Queries are e_0, and K_0 = -inf in every key of request 0. Not for fp8, where stores saturate.
+void make_scores_minus_infinite(Case& c) {
   const Tensor& q = c.batch.query;
   for_each_value(q, [&](std::int64_t i) { semantics::store(q.data, q.dtype, i, i % q.shape[2] == 0 ? 1.0f : 0.0f); });
   const std::int64_t seq_len = semantics::index_at(c.batch.seq_lens, 0);
   for (std::int64_t k = 0; k < seq_len; ++k)
     for (std::int64_t h = 0; h < num_kv_heads(c.cache); ++h)
-      if (skipped == 0 || k / skipped % 2 == 1)
-        semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, k, h, 0), -INFINITY);
-}
-
-constexpr std::int64_t kRunOfKeys = 4;  // keys; length of a run in the shards that this hazard is tested with
-
-void make_queries_zero(Case& c) {
-  const Tensor& q = c.batch.query;
-  for_each_value(q, [&](std::int64_t i) { semantics::store(q.data, q.dtype, i, i % 2 == 0 ? 0.0f : -0.0f); });
+      semantics::store(c.cache.k.data, c.cache.k.dtype, first_request_key(c, k, h, 0), -INFINITY);
 }
 
 /// Puts a NaN into the last KV head of a key in the middle of request 0; rows before that key do not see it.
@@ -151,8 +142,6 @@ bool apply(Special special, Case& c) {
     case Special::nan_in_a_key: put_nan_into_a_key(c); return true;
     case Special::huge_offsets: return move_pages_beyond_32_bits(c);
     case Special::stale_pages: make_hidden_pages_stale(c); return true;
-    case Special::zero_queries: make_queries_zero(c); return true;
-    case Special::minus_infinite_keys: make_scores_minus_infinite(c, kRunOfKeys); return true;
     case Special::none: break;
   }
   return true;

@@ -90,8 +90,6 @@ std::string text_of(Special special) {
     case Special::nan_in_a_key: return "one visible key of request 0 holds NaN";
     case Special::huge_offsets: return "its pages lie beyond 2^32 elements";
     case Special::stale_pages: return "table entries of pages left of every window are impossible ids";
-    case Special::zero_queries: return "queries are 0";
-    case Special::minus_infinite_keys: return "every second run of keys of request 0 has the score -inf";
     case Special::none: break;
   }
   return {};

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "quire/distributed.hpp"
 #include "quire/problem.hpp"
 #include "quire/verify.hpp"
 
@@ -24,8 +23,6 @@ enum class Special {
   nan_in_a_key,           ///< NaN in a visible key of request 0: rows of request 0 are NaN, and no others
   huge_offsets,           ///< pages whose element offsets need more than 32 bits, in a sparse mapping
   stale_pages,            ///< impossible ids in the table for pages that end left of every window: freed, and dealt to nobody
-  zero_queries,           ///< queries are 0: every score is 0, and a rank that sees one key has the lse 0
-  minus_infinite_keys,    ///< every second run of keys of request 0 has the score -inf
 };
 /// "every fp8 code occurs"; empty for none.
 std::string text_of(Special special);
@@ -34,7 +31,6 @@ struct Entry {
   std::string matrix, name;  ///< "hazards", "WindowOne"
   ProblemLine line;
   Special special = Special::none;
-  ContextShard shard = {};  ///< world > 1: the context is spread over ranks
 };
 
 /// A hazard by name: shapes as the part of a problem line without types and layout.
@@ -66,8 +62,6 @@ struct AskedTypes {
 };
 /// The line in asked types, which take turns; nullopt if no asked layout holds its head_dim.
 std::optional<ProblemLine> in_asked(ProblemLine line, const AskedTypes& asked, std::size_t turn);
-/// Contexts spread over ranks, in a few combinations of types.
-std::vector<Entry> shard_matrix(bool quick);
 
 /// Entries with more than 300 requests, more than 4096 rows of one request, or more than 100,000 tokens of one context: each
 /// shape in a few combinations of types, over few and narrow heads.

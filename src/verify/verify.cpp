@@ -15,7 +15,6 @@
 #include "text/utc.h"
 #include "verify/failure.h"
 #include "verify/judge.h"
-#include "verify/over_ranks.h"
 #include "verify/power.h"
 #include "verify/reach.h"
 #include "verify/shared.h"
@@ -49,15 +48,13 @@ Status add_matrix(std::vector<Entry>& list, const std::string& name, const Verif
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   };
   const bool all = name == "all";
-  if (!all && name != "hazards" && name != "random" && name != "notes" && name != "shards")
-    return {Code::invalid_argument,
-            formatted("no matrix is called '{}'; there are notes, hazards, random, shards and all", name)};
+  if (!all && name != "hazards" && name != "random" && name != "notes")
+    return {Code::invalid_argument, formatted("no matrix is called '{}'; there are notes, hazards, random and all", name)};
   const AskedTypes asked{options.types, options.head_dims, options.layouts};
   const std::int64_t random_cases = options.quick ? std::min<std::int64_t>(options.random_cases, 40) : options.random_cases;
   if (all || name == "hazards") add(hazard_matrix(asked, options.quick));
   if (all || name == "random") add(random_matrix(options.seed, random_cases, asked));
   if (all || name == "notes") add(notes_matrix(options.quick));
-  if (all || name == "shards") add(shard_matrix(options.quick));
   return {};
 }
 
@@ -69,7 +66,7 @@ Status bring_into_form(Suite& suite, const VerifyOptions& options) {
   std::vector<Entry> all = std::exchange(suite.entries, {});
   std::set<std::string> seen;
   for (Entry& entry : all) {
-    const bool notes = entry.matrix == "notes" || entry.matrix == "shards";
+    const bool notes = entry.matrix == "notes";
     std::optional<ProblemLine> line =
         notes && !options.supports(entry.line) ? std::nullopt : learnt->fit(entry, /*may_drop_options=*/entry.matrix == "random");
     if (!line) {
@@ -87,8 +84,8 @@ Status bring_into_form(Suite& suite, const VerifyOptions& options) {
 
 Status check_names_of(const VerifyOptions& options) {
   if (Status s = check_asked({options.types, options.head_dims, options.layouts}); !s.ok()) return s;
-  const bool changes = std::any_of(options.matrices.begin(), options.matrices.end(),
-                                   [](const std::string& name) { return name != "notes" && name != "shards"; });
+  const bool changes =
+      std::any_of(options.matrices.begin(), options.matrices.end(), [](const std::string& name) { return name != "notes"; });
   if (!changes && (!options.types.empty() || !options.head_dims.empty() || !options.layouts.empty()))
     return {Code::invalid_argument,
             "types, head_dims and layouts are for the matrices hazards and random, which are not among those asked for"};
@@ -116,7 +113,7 @@ void keep_what_target_knows(std::vector<Entry>& entries, const Target& target, c
     }
   if (!target.masks)  // hazards of masks mean nothing without masks
     drop_but_random(
-        entries, [](const Entry& entry) { return has_masks(entry.line.problem) || entry.shard.world > 1; },
+        entries, [](const Entry& entry) { return has_masks(entry.line.problem); },
         [](ProblemLine& line) { remove_masks(line.problem); });
   if (!target.v_head_dim) {
     drop(is_of_latent_rows);  // latent rows have no other V
@@ -215,28 +212,13 @@ class Run {
       if (!go_on(static_cast<std::int64_t>(i), entries_[i].matrix + " " + entries_[i].name)) return;
       if (i + 1 < entries_.size()) next = start_preparing(i + 1);
       const auto start = Clock::now();
-      const Target target = over_ranks(target_, entries_[i].shard);
-      CaseResult result =
-          prepared.ok() ? judge(target, prepared.value(), checks_of(entries_[i])) : refusal(entries_[i], prepared.status());
+      CaseResult result = prepared.ok() ? judge(target_, prepared.value(), asked_) : refusal(entries_[i], prepared.status());
       result.seconds = seconds_since_verify(start);
-      if (const std::string special = what_no_line_says(entries_[i]); !special.empty()) result.special = special;
+      if (const std::string special = text_of(entries_[i].special); !special.empty()) result.special = special;
       if (result.status == CaseStatus::fail && prepared.ok()) explain_failure(result, prepared.value());
       verdict_.cases.push_back(std::move(result));
     }
     go_on(static_cast<std::int64_t>(entries_.size()), options_.power ? "planting faults" : "done");
-  }
-
-  static std::string what_no_line_says(const Entry& entry) {
-    const std::string special = text_of(entry.special), ranks = text_of(entry.shard);
-    return special + (special.empty() || ranks.empty() ? "" : ", ") + ranks;
-  }
-
-  /// Ranks promise nothing of bits between a chunk and the whole.
-  std::set<std::string> checks_of(const Entry& entry) const {
-    std::set<std::string> checks = asked_;
-    if (entry.shard.world > 1)
-      for (const char* const check : {"alone", "chunks"}) checks.erase(check);
-    return checks;
   }
 
   std::optional<std::string> skip_reason(const Entry& entry) const {
@@ -256,7 +238,6 @@ class Run {
   }
 
   void explain_failure(CaseResult& result, Prepared& p) {
-    if (p.entry.shard.world > 1) return;  // a problem line cannot say how positions are dealt
     if (pictures_++ < kPictures) result.pictures = pictures_of_failure(target_, p);
     blame_inputs(result, p);
   }
@@ -278,7 +259,7 @@ class Run {
   }
 
   /// Whether the line says all of a case.
-  static bool has_line(const Entry& entry) { return entry.special == Special::none && entry.shard.world < 2; }
+  static bool has_line(const Entry& entry) { return entry.special == Special::none; }
 
   /// Names the views that the first failures of strided_inputs need.
   void blame_inputs(CaseResult& result, const Prepared& p) {
@@ -293,10 +274,8 @@ class Run {
     std::vector<PowerCase> cases;
     // Faults that show on the far ones show on others, which cost less.
     const auto takes_part = [](const Entry& e) { return e.matrix != "notes" && !reaches_far(e); };
-    std::vector<PowerCase> of_ranks;
     for (std::size_t i = 0; i < entries_.size(); ++i) {
-      std::vector<PowerCase>& list = entries_[i].shard.world > 1 ? of_ranks : cases;
-      if (takes_part(entries_[i])) list.push_back({entries_[i], verdict_.cases[i].status != CaseStatus::refused});
+      if (takes_part(entries_[i])) cases.push_back({entries_[i], verdict_.cases[i].status != CaseStatus::refused});
     }
     for (const Entry& e : left_out_)
       if (takes_part(e)) cases.push_back({e, false});
@@ -317,7 +296,6 @@ class Run {
       return go_on(std::min(total_, first + static_cast<std::int64_t>(killed)), formatted("{} of {} faults noticed", killed, of));
     };
     if (!cases.empty()) verdict_.power = measure_power(std::move(cases), power);
-    for (MutantResult& r : measure_rank_power(of_ranks, power)) verdict_.power.push_back(std::move(r));
   }
 
   Status run_peer() {

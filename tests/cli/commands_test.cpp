@@ -223,21 +223,6 @@ TEST(Commands, RunTakesAVOfItsOwnHeadDim) {
   }
 }
 
-TEST(Captures, OfOneRankAreSentToDiagnose) {
-  const TempFolder folder;
-  const std::string file = folder / "rank0.safetensors";
-  Result<Case> c = make_case(parse_problem_line(kProblem).value());
-  ASSERT_TRUE(c.ok());
-  c->notes["context_shard"] = "rank=0 world=2 interleave=4";
-  ASSERT_TRUE(write_capture(file, c.value()).ok());
-  for (const char* command : {"check", "run", "explain", "diagnose"}) {
-    const Ran ran = quire({command, file});
-    EXPECT_EQ(ran.exit_code, 2) << command;
-    EXPECT_THAT(ran.err, AllOf(HasSubstr("rank0.safetensors: one rank's part of a shared context (rank=0 world=2 interleave=4)"),
-                               HasSubstr("`quire diagnose`")));
-  }
-}
-
 TEST(Captures, WrittenReadSavedAndJudged) {
   const TempFolder folder;
   const std::string batch = folder / "batch.safetensors";

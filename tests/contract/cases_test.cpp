@@ -6,7 +6,7 @@
 
 #include "quire/capture.hpp"
 #include "quire/cascade.hpp"
-#include "quire/distributed.hpp"
+#include "quire/shards.hpp"
 #include "quire/sparse.hpp"
 
 namespace quire::test {

@@ -29,7 +29,7 @@ constexpr Family kFamilies[] = {
      "finding."},
     {'C', "Contents", "The values that attention reads, and no others. O(bytes)."},
     {'G', "Merge", "The arguments of `check_merge()` and `check_merge_many()`."},
-    {'D', "Distributed", "Shards, by `check_shard()`, and what ranks say about one step, by `check_ranks()` (distributed.hpp)."},
+    {'D', "Distributed", "Shards, by `check_shard()`, and what ranks say about one step, by `check_ranks()` (shards.hpp)."},
     {'P', "Prefixes", "Runs of shared pages that a caller names, by `check_shared_runs()` (cascade.hpp)."},
     {'K', "Key lists", "The pages or slots that rows see, by `check_sparse()` (sparse.hpp)."},
     {'R', "Rows of MLA", "Caches of `fp8_ds_mla`: rows of 656 bytes with scales and a bf16 part (`latent_cache()`)."},

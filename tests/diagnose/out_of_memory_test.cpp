@@ -17,9 +17,9 @@
 #include "quire/cascade.hpp"
 #include "quire/contract.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/distributed.hpp"
 #include "quire/faults.hpp"
 #include "quire/page_pool.hpp"
+#include "quire/shards.hpp"
 #include "quire/workspace.hpp"
 
 namespace {

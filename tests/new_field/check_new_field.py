@@ -7,7 +7,7 @@ captures, parts of calls, the C interface, and Python's if its headers are here.
 
 usage: check_new_field.py [--compiler c++]
 
-What Python makes of a row (signatures, the schema of torch, vLLM's requests) is python/tests/test_new_field.py.
+What Python makes of a row (signatures, the schema of torch) is python/tests/test_new_field.py.
 """
 import argparse
 import importlib.util

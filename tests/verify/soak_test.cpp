@@ -12,7 +12,6 @@
 
 #include "quire/bench.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/rank_diagnosis.hpp"
 #include "quire/report.hpp"
 #include "quire/verify.hpp"
 #include "semantics/dtype.h"
@@ -211,7 +210,6 @@ TEST(Soak, TimesAreFiniteAndNotNegative) {
     EXPECT_THAT(soak({right_target()}, shrinking).status().message(), HasSubstr("soak: shrink_seconds: ")) << wrong;
     EXPECT_THAT(verify(right_target(), {.shrink_seconds = wrong}).status().message(), HasSubstr("finite number >= 0")) << wrong;
     EXPECT_THAT(diagnose(Case(), {.seconds = wrong}).status().message(), HasSubstr("diagnose: seconds: ")) << wrong;
-    EXPECT_THAT(diagnose_ranks({}, {.seconds = wrong}).status().message(), HasSubstr("diagnose_ranks: seconds: ")) << wrong;
     EXPECT_THAT(bench({}, {.seconds = wrong}).status().message(), HasSubstr("bench: seconds: ")) << wrong;
   }
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions with the signatures of vLLM's attention ops: chunked_prefill_paged_decode, context_attention_fwd, unified_attention.
 
-``provider`` is the module that holds the function: vLLM's own, which needs a GPU, or quire.vllm. Tensors are torch tensors on ``device``;
+``provider`` is the module that holds the function: vLLM's own, which needs a GPU, or quire_vllm.ops of the package quire-vllm. Tensors are torch tensors on ``device``;
 with device None they stay NumPy arrays. The caches are built as each op wants them: packed or [pages, page_size, heads, dim].
 """
 

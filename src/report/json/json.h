@@ -11,7 +11,6 @@
 
 #include "quire/bench.hpp"
 #include "quire/diagnose.hpp"
-#include "quire/rank_diagnosis.hpp"
 #include "quire/verify.hpp"
 
 namespace quire::report {
@@ -19,7 +18,6 @@ namespace quire::report {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const Diagnosis& diagnosis);
-Json json_of(const RankDiagnosis& diagnosis);
 Json json_of(const Verdict& verdict);
 Json json_of(const SoakResult& result);
 Json json_of(const BenchReport& report);
