@@ -9,11 +9,12 @@
 #include "batch/fields.h"
 #include "capture/file_io.h"
 #include "capture/fill.h"
+#include "capture/problem_note.h"
 #include "capture/safetensors.h"
-#include "capture/text.h"
 #include "files/atomic_file.h"
 #include "quire/capture.hpp"
 #include "text/formatted.h"
+#include "text/parse.h"
 
 namespace quire {
 namespace {
@@ -22,7 +23,7 @@ using capture::ByteSource;
 using capture::Entry;
 using capture::Header;
 using capture::Metadata;
-using capture::quote;
+using text::quote;
 
 constexpr std::string_view kFormatVersion = "1";
 constexpr std::string_view kDTypePrefix = "dtype.";
@@ -77,7 +78,7 @@ Status broken(std::string text) { return {Code::parse_error, "capture: " + std::
 
 Status unknown_tensor(std::string_view name) {
   const auto names = place_names();
-  const std::string_view guess = capture::nearest(name, names);
+  const std::string_view guess = text::nearest(name, names);
   return broken(formatted("unknown tensor {}{}; expected names: {}", quote(name),
                           guess.empty() ? "" : formatted(", did you mean {}?", quote(guess)), fmt::join(names, " ")));
 }
@@ -132,7 +133,7 @@ Status bad_option(std::string_view key, std::string_view text, std::string_view 
 Status read_float(const Metadata& metadata, const char* key, std::optional<float>& out) {
   const auto it = metadata.find(key);
   if (it == metadata.end()) return {};
-  out = capture::parse_float(it->second);
+  out = text::parse_float(it->second);
   return out ? Status() : bad_option(key, it->second, "a number");
 }
 
@@ -148,17 +149,17 @@ Status read_options(const Metadata& metadata, Case& c) {
   if (Status s = read_float(metadata, "softmax_scale", c.options.softmax_scale); !s.ok()) return s;
   if (Status s = read_float(metadata, "logits_soft_cap", c.options.logits_soft_cap); !s.ok()) return s;
   if (const auto it = metadata.find("sliding_window"); it != metadata.end()) {
-    c.options.sliding_window = capture::parse_int(it->second);
+    c.options.sliding_window = text::parse_int(it->second);
     if (!c.options.sliding_window) return bad_option("sliding_window", it->second, "an integer");
   }
   if (const auto it = metadata.find("window_right"); it != metadata.end()) {
-    c.options.window_right = capture::parse_int(it->second);
+    c.options.window_right = text::parse_int(it->second);
     if (!c.options.window_right) return bad_option("window_right", it->second, "an integer");
   }
   for (const auto& [key, option] :
        {std::pair{"attention_chunk", &c.options.attention_chunk}, {"prefix_len", &c.options.prefix_len}})
     if (const auto it = metadata.find(key); it != metadata.end()) {
-      *option = capture::parse_int(it->second);
+      *option = text::parse_int(it->second);
       if (!*option) return bad_option(key, it->second, "an integer");
     }
   if (const auto it = metadata.find("spans_beyond_window"); it != metadata.end()) {
@@ -187,7 +188,7 @@ Status read_notes(const Header& header, Case& c) {
           std::any_of(header.entries.begin(), header.entries.end(), [&](const Entry& e) { return e.name == tensor; });
       if (!exists) return broken(formatted("metadata key {}: the file has no such tensor", quote(key)));
     } else if (!is_reserved(key)) {
-      if (const auto guess = capture::nearest(key, kReservedKeys); !guess.empty()) {
+      if (const auto guess = text::nearest(key, kReservedKeys); !guess.empty()) {
         return broken(formatted("unknown metadata key {}: did you mean {}?", quote(key), quote(guess)));
       }
       c.notes[key] = value;
@@ -226,7 +227,7 @@ Status fill_from_header(capture::FileSource& source) {
   if (source.size() < capture::kLengthBytes) return {};
   std::byte prefix[capture::kLengthBytes];
   if (Status s = source.read(0, prefix); !s.ok()) return s;
-  const Result<std::uint64_t> length = capture::parse_header_length(prefix, ~std::uint64_t{0});
+  const Result<std::uint64_t> length = text::parse_header_length(prefix, ~std::uint64_t{0});
   if (!length.ok()) return length.status();
   const std::uint64_t data_start = capture::kLengthBytes + length.value();
   if (Status s = source.fill(data_start); !s.ok()) return s;
@@ -245,11 +246,11 @@ Result<Header> read_header(const ByteSource& source) {
   std::byte prefix[capture::kLengthBytes];
   const std::size_t available = static_cast<std::size_t>(std::min<std::uint64_t>(source.size(), capture::kLengthBytes));
   if (Status s = source.read(0, {prefix, available}); !s.ok()) return s;
-  const Result<std::uint64_t> length = capture::parse_header_length({prefix, available}, source.size());
+  const Result<std::uint64_t> length = text::parse_header_length({prefix, available}, source.size());
   if (!length.ok()) return length.status();
   std::string json(static_cast<std::size_t>(length.value()), '\0');
   if (Status s = source.read(capture::kLengthBytes, std::as_writable_bytes(std::span(json))); !s.ok()) return s;
-  return capture::parse_header(json, source.size() - capture::kLengthBytes - length.value());
+  return text::parse_header(json, source.size() - capture::kLengthBytes - length.value());
 }
 
 Result<Case> read_case(const ByteSource& source) {
@@ -338,7 +339,7 @@ Result<std::vector<Outgoing>> collect(Case& c) {
 Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors) {
   Metadata m;
   for (const auto& [key, value] : c.notes) {
-    if (is_reserved(key) || !capture::nearest(key, kReservedKeys).empty()) {
+    if (is_reserved(key) || !text::nearest(key, kReservedKeys).empty()) {
       return Status(Code::invalid_argument,
                     formatted("capture: note {}: the key is reserved, or too close to a reserved one", quote(key)));
     }
@@ -349,8 +350,8 @@ Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors
   m["quire_capture"] = kFormatVersion;
   m["quire_version"] = QUIRE_VERSION;
   m["layout"] = name(c.cache.layout);
-  if (c.options.softmax_scale) m["softmax_scale"] = capture::float_text(*c.options.softmax_scale);
-  if (c.options.logits_soft_cap) m["logits_soft_cap"] = capture::float_text(*c.options.logits_soft_cap);
+  if (c.options.softmax_scale) m["softmax_scale"] = text::float_text(*c.options.softmax_scale);
+  if (c.options.logits_soft_cap) m["logits_soft_cap"] = text::float_text(*c.options.logits_soft_cap);
   if (c.options.sliding_window) m["sliding_window"] = formatted("{}", *c.options.sliding_window);
   if (c.options.window_right) m["window_right"] = formatted("{}", *c.options.window_right);
   if (!c.options.causal) m["causal"] = "0";
