@@ -10,8 +10,11 @@ set(QUIRE_TOOLS_FOLDERS files cases caches capture faults diagnose diagnose/mech
 if(NOT QUIRE_TOOLS)
   set(QUIRE_TOOLS_FOLDERS "")
 endif()
-list(REMOVE_ITEM QUIRE_CORE_FOLDERS ${QUIRE_LEAVE_OUT})
-list(REMOVE_ITEM QUIRE_TOOLS_FOLDERS ${QUIRE_LEAVE_OUT})
+if(QUIRE_LEAVE_OUT)
+  string(REPLACE ";" "|" left_out "${QUIRE_LEAVE_OUT}")
+  list(FILTER QUIRE_CORE_FOLDERS EXCLUDE REGEX "^(${left_out})(/|$)")
+  list(FILTER QUIRE_TOOLS_FOLDERS EXCLUDE REGEX "^(${left_out})(/|$)")
+endif()
 
 # quire_library(TARGET FOLDERS UNITY...): a library of these folders. A new file in one of them is part of it. UNITY: folders whose files are
 # compiled in groups.
