@@ -227,7 +227,7 @@ Status fill_from_header(capture::FileSource& source) {
   if (source.size() < capture::kLengthBytes) return {};
   std::byte prefix[capture::kLengthBytes];
   if (Status s = source.read(0, prefix); !s.ok()) return s;
-  const Result<std::uint64_t> length = text::parse_header_length(prefix, ~std::uint64_t{0});
+  const Result<std::uint64_t> length = capture::parse_header_length(prefix, ~std::uint64_t{0});
   if (!length.ok()) return length.status();
   const std::uint64_t data_start = capture::kLengthBytes + length.value();
   if (Status s = source.fill(data_start); !s.ok()) return s;
@@ -246,11 +246,11 @@ Result<Header> read_header(const ByteSource& source) {
   std::byte prefix[capture::kLengthBytes];
   const std::size_t available = static_cast<std::size_t>(std::min<std::uint64_t>(source.size(), capture::kLengthBytes));
   if (Status s = source.read(0, {prefix, available}); !s.ok()) return s;
-  const Result<std::uint64_t> length = text::parse_header_length({prefix, available}, source.size());
+  const Result<std::uint64_t> length = capture::parse_header_length({prefix, available}, source.size());
   if (!length.ok()) return length.status();
   std::string json(static_cast<std::size_t>(length.value()), '\0');
   if (Status s = source.read(capture::kLengthBytes, std::as_writable_bytes(std::span(json))); !s.ok()) return s;
-  return text::parse_header(json, source.size() - capture::kLengthBytes - length.value());
+  return capture::parse_header(json, source.size() - capture::kLengthBytes - length.value());
 }
 
 Result<Case> read_case(const ByteSource& source) {
