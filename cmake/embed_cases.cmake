@@ -9,7 +9,7 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
     COMMAND ${CMAKE_COMMAND} -DCASES=${CMAKE_CURRENT_SOURCE_DIR}/bench/cases -DOUTPUT=${QUIRE_CASES_SOURCE}
             -P ${CMAKE_CURRENT_LIST_FILE}
     DEPENDS ${inputs} ${CMAKE_CURRENT_LIST_FILE} VERBATIM)
-  target_sources(quire PRIVATE ${QUIRE_CASES_SOURCE})
+  target_sources(quire_tools PRIVATE ${QUIRE_CASES_SOURCE})
   return()
 endif()
 

@@ -81,6 +81,11 @@ ALLOWED = {
     # Like a test, a fuzzer judges results by means of its own and of the library.
     "fuzz/": PUBLIC + SEMANTICS + ["src/contract/"],
 }
+# Folders of libquire_tools, as cmake/libraries.cmake compiles them; all others of src/ are libquire's, which includes none of these.
+TOOLS = ["include/quire/tools/"] + [
+    f"src/{folder}/"
+    for words in re.findall(r"set\(QUIRE_(?:ORACLE|TOOLS)_FOLDERS ([^)\"]+)\)", (ROOT / "cmake/libraries.cmake").read_text(encoding="utf-8"))
+    for folder in words.split()]
 # Third-party headers by folder prefix; what is not named here stays inside the standard library and the operating system.
 THIRD_PARTY = {
     "fmt/": ["src/text/"],
@@ -109,6 +114,8 @@ def complaint(root: Path, file: Path, quoted: str, angled: str) -> "str | None":
     text = quoted or angled
     target = resolve(root, file, text)
     if target is not None:
+        if name.startswith(("src/", "include/")) and target.startswith(tuple(TOOLS)) and not name.startswith(tuple(TOOLS)):
+            return f"includes {target}, but libquire includes nothing of libquire_tools"
         allowed = [folder, *ALLOWED[folder]]
         return None if any(target.startswith(a) for a in allowed) else f"includes {target}, but {folder} may not"
     if quoted:
@@ -215,7 +222,8 @@ def self_test() -> "list[str]":
     headers = ["include/quire/tensor.hpp", "include/quire/plan.hpp", "include/quire/contract.hpp", "src/semantics/dtype.h",
                "src/semantics/visible_range.h", "src/plan/select.h", "src/contract/report.h", "src/backend/cpu/tile.h",
                "src/backend/gpu/runtime.h", "src/backend/reference/attend.h", "src/capi/guard.h", "src/text/formatted.h",
-               "src/device/runtime.h", "src/schedule/cuts.h", "src/backend/cpu/entry.h", "src/diagnose/rank.h", "src/verify/judge.h"]
+               "src/device/runtime.h", "src/schedule/cuts.h", "src/backend/cpu/entry.h", "src/diagnose/rank.h", "src/verify/judge.h",
+               "include/quire/tools/verify.hpp"]
     planted = {
         "include/quire/cache.hpp": '#include "semantics/dtype.h"',
         "include/quire/batch.hpp": "#include <fmt/format.h>",
@@ -243,6 +251,8 @@ def self_test() -> "list[str]":
         "src/surprise/new.cpp": '#include "quire/plan.hpp"',
         "src/schedule/list.h": '#include "plan/select.h"',
         "src/backend/cpu/cuts.cpp": '#include "schedule/cuts.h"',
+        "src/pool/judged.cpp": '#include "quire/tools/verify.hpp"',
+        "include/quire/attention.hpp": '#include "quire/tools/verify.hpp"',
         "src/plan/typo.cpp": '#include "plan/selekt.h"',
     }
     allowed = {
@@ -250,6 +260,7 @@ def self_test() -> "list[str]":
         "src/backend/cpu/attend.cpp": '#include "semantics/visible_range.h"\n#include "plan/select.h"\n#include "text/formatted.h"',
         "src/backend/gpu/list.h": '#include "schedule/cuts.h"',
         "src/attention/attend.cpp": '#include "backend/cpu/entry.h"\n#include "device/runtime.h"',
+        "src/faults/plant.cpp": '#include "quire/tools/verify.hpp"',
         "src/plan/comment.cpp": '// why not include?\n/*\n#include "contract/report.h"\n*/',
         "cli/main.cpp": '#include "quire/plan.hpp"\n#include <CLI/CLI.hpp>',
     }

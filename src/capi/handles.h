@@ -2,7 +2,6 @@
 // C ABI: what the opaque handles of quire.h are.
 #pragma once
 
-#include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "quire/plan.hpp"
 #include "quire/status.hpp"
@@ -18,10 +17,6 @@ struct quire_findings {
 
 struct quire_plan {
   quire::Plan plan;
-};
-
-struct quire_case {
-  quire::Case content;
 };
 
 namespace quire::capi {

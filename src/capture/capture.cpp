@@ -9,11 +9,12 @@
 #include "batch/fields.h"
 #include "capture/file_io.h"
 #include "capture/fill.h"
+#include "capture/problem_note.h"
 #include "capture/safetensors.h"
-#include "capture/text.h"
 #include "files/atomic_file.h"
 #include "quire/capture.hpp"
 #include "text/formatted.h"
+#include "text/parse.h"
 
 namespace quire {
 namespace {
@@ -22,7 +23,7 @@ using capture::ByteSource;
 using capture::Entry;
 using capture::Header;
 using capture::Metadata;
-using capture::quote;
+using text::quote;
 
 constexpr std::string_view kFormatVersion = "1";
 constexpr std::string_view kDTypePrefix = "dtype.";
@@ -82,7 +83,7 @@ Status broken(std::string text) { return {Code::parse_error, "capture: " + std::
 
 Status unknown_tensor(std::string_view name) {
   const auto names = place_names();
-  const std::string_view guess = capture::nearest(name, names);
+  const std::string_view guess = text::nearest(name, names);
   return broken(formatted("unknown tensor {}{}; expected names: {}", quote(name),
                           guess.empty() ? "" : formatted(", did you mean {}?", quote(guess)), fmt::join(names, " ")));
 }
@@ -136,10 +137,10 @@ Status bad_option(std::string_view key, std::string_view text, std::string_view 
 
 /// Reads a choice, as text_of() writes it; what was expected of one that is none of its kind.
 std::string_view read_choice(const std::string& text, std::optional<float>& to) {
-  return (to = capture::parse_float(text)) ? "" : "a number";
+  return (to = text::parse_float(text)) ? "" : "a number";
 }
 std::string_view read_choice(const std::string& text, std::optional<std::int64_t>& to) {
-  return (to = capture::parse_int(text)) ? "" : "an integer";
+  return (to = text::parse_int(text)) ? "" : "an integer";
 }
 std::string_view read_choice(const std::string& text, bool& to) {
   to = text == "1";
@@ -156,7 +157,7 @@ std::string_view read_choice(const std::string& text, Padding& to) {
   return known ? "" : "refused, left or zero";
 }
 
-std::string text_of(const std::optional<float>& choice) { return capture::float_text(*choice); }
+std::string text_of(const std::optional<float>& choice) { return text::float_text(*choice); }
 std::string text_of(const std::optional<std::int64_t>& choice) { return formatted("{}", *choice); }
 std::string text_of(bool choice) { return choice ? "1" : "0"; }
 template <typename Named>
@@ -190,7 +191,7 @@ Status read_notes(const Header& header, Case& c) {
           std::any_of(header.entries.begin(), header.entries.end(), [&](const Entry& e) { return e.name == tensor; });
       if (!exists) return broken(formatted("metadata key {}: the file has no such tensor", quote(key)));
     } else if (!is_reserved(key)) {
-      if (const auto guess = capture::nearest(key, kReservedKeys); !guess.empty()) {
+      if (const auto guess = text::nearest(key, kReservedKeys); !guess.empty()) {
         return broken(formatted("unknown metadata key {}: did you mean {}?", quote(key), quote(guess)));
       }
       c.notes[key] = value;
@@ -341,7 +342,7 @@ Result<std::vector<Outgoing>> collect(Case& c) {
 Result<Metadata> metadata_of(const Case& c, const std::vector<Outgoing>& tensors) {
   Metadata m;
   for (const auto& [key, value] : c.notes) {
-    if (is_reserved(key) || !capture::nearest(key, kReservedKeys).empty()) {
+    if (is_reserved(key) || !text::nearest(key, kReservedKeys).empty()) {
       return Status(Code::invalid_argument,
                     formatted("capture: note {}: the key is reserved, or too close to a reserved one", quote(key)));
     }

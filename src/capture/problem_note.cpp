@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares a capture's problem line with its tensors.
-#include "capture/text.h"
+#include "capture/problem_note.h"
 
 #include <utility>
 

@@ -7,11 +7,13 @@
 #include <set>
 #include <tuple>
 
-#include "capture/text.h"
 #include "text/formatted.h"
+#include "text/parse.h"
 
 namespace quire::capture {
 namespace {
+
+using text::quote;
 
 Status broken(std::string text) { return {Code::parse_error, "safetensors: " + std::move(text)}; }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "quire/batch.hpp"
-#include "quire/plan.hpp"
+#include "quire/devices.hpp"
 #include "quire/status.hpp"
 #include "quire/tensor.hpp"
 

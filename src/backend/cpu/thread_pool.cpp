@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "quire/devices.hpp"
 #include "quire/executor.hpp"
-#include "quire/plan.hpp"
 
 namespace quire {
 namespace {

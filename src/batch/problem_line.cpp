@@ -9,20 +9,20 @@
 #include <type_traits>
 
 #include "batch/caught.h"
-#include "capture/text.h"
 #include "quire/problem.hpp"
 #include "semantics/latent_row.h"
 #include "semantics/mask.h"
 #include "text/formatted.h"
 #include "text/names.h"
+#include "text/parse.h"
 
 namespace quire {
 namespace {
 
-using capture::float_text;
-using capture::parse_float;
-using capture::parse_int;
-using capture::quote;
+using text::float_text;
+using text::parse_float;
+using text::parse_int;
+using text::quote;
 
 /// Lengths and sizes fit an int32, as index tensors of that type must hold them.
 constexpr std::int64_t kMaxSize = 2147483647;
@@ -353,7 +353,7 @@ Status set_share(std::string_view key, std::string_view text, ProblemLine& line)
 }
 
 Status set_seed(std::string_view key, std::string_view text, ProblemLine& line) {
-  const auto seed = capture::parse_uint(text);
+  const auto seed = text::parse_uint(text);
   if (!seed) return fail(key, text, "an integer in [0, 2^64)");
   return line.seed = *seed, Status();
 }
@@ -433,7 +433,7 @@ std::array<std::string_view, kNumKeys> key_names() {
 
 Status unknown_key(std::string_view key) {
   const auto names = key_names();
-  std::string_view guess = capture::nearest(key, names);
+  std::string_view guess = text::nearest(key, names);
   for (const Key& ours : kKeys)
     if (!key.empty() && formatted(" {} ", ours.aliases).find(formatted(" {} ", key)) != std::string::npos) guess = ours.name;
   const std::string hint = guess.empty() ? "" : formatted("; did you mean {}=?", guess);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small text helpers shared by the problem line and the capture file: strict numbers, quoting for messages, nearest names.
+// Text that people and files hand to Quire: strict numbers, quoting for messages, nearest names.
 //
-// Everything here is total: no input makes it throw, and nothing is accepted that is only partly a number.
+// Every function is total: no input makes it throw, and nothing is accepted that is only partly a number.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "quire/capture.hpp"
-
-namespace quire::capture {
+namespace quire::text {
 
 /// `text` in double quotes for an error message: unprintable bytes as \xNN, cut after 60 characters.
 std::string quote(std::string_view text);
@@ -28,11 +26,4 @@ std::string float_text(float value);
 /// The candidate with the smallest edit distance to `text`; empty if none is close enough to be a likely slip.
 std::string_view nearest(std::string_view text, std::span<const std::string_view> candidates);
 
-/// New name of a note "problem" that does not describe the tensors of its file.
-inline constexpr const char* kOtherProblem = "other_problem";
-
-/// Makes a note "problem" that describes these tensors canonical: one line, whatever the file holds. Any other is renamed. A
-/// batch that breaks the contract has no problem line to compare with, and its note stays.
-void settle_problem_note(Case& c);
-
-}  // namespace quire::capture
+}  // namespace quire::text

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Strict numbers, quoting and nearest names for the text that people and files hand to Quire.
-#include "capture/text.h"
+#include "text/parse.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,7 +8,7 @@
 #include "text/edit_distance.h"
 #include "text/formatted.h"
 
-namespace quire::capture {
+namespace quire::text {
 namespace {
 
 template <typename T>
@@ -56,4 +56,4 @@ std::string_view nearest(std::string_view text, std::span<const std::string_view
   return best;
 }
 
-}  // namespace quire::capture
+}  // namespace quire::text

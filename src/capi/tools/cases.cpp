@@ -6,6 +6,10 @@
 #include "quire/capture.hpp"
 #include "quire/problem.hpp"
 
+struct quire_case {
+  quire::Case content;
+};
+
 using quire::Status;
 using quire::capi::guarded;
 using quire::capi::hand_out;
