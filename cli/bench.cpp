@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quire bench: how fast, as a fraction of what this machine can do; and the comparison of two such reports.
-#include "quire/bench.hpp"
+#include "quire/tools/bench.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +14,7 @@
 #include "files/atomic_file.h"
 #include "progress.h"
 #include "quire/plan.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/html/page.h"
 #include "report/json/json.h"
 #include "suggest.h"

@@ -5,7 +5,7 @@
 
 #include "commands.h"
 #include "progress.h"
-#include "quire/faults.hpp"
+#include "quire/tools/faults.hpp"
 #include "suggest.h"
 #include "text/formatted.h"
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::cli {
 

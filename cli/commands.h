@@ -9,7 +9,7 @@
 
 #include "input.h"
 #include "quire/contract.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "report.h"
 
 namespace CLI {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quire compare-caches: what became of each row of one capture's cache in that of another.
-#include "quire/compare_caches.hpp"
+#include "quire/tools/compare_caches.hpp"
 
 #include "commands.h"
 #include "progress.h"

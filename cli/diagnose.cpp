@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "files/atomic_file.h"
 #include "progress.h"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/html/page.h"
 #include "report/json/json.h"
 #include "text/formatted.h"

@@ -4,7 +4,7 @@
 
 #include "commands.h"
 #include "input.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "text/formatted.h"
 
 namespace quire::cli {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "quire/problem.hpp"
 #include "quire/status.hpp"
+#include "quire/tools/capture.hpp"
 #include "report.h"
 
 namespace quire::cli {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "quire/attention.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::cli {
 

@@ -5,7 +5,7 @@
 #include "command_line.h"
 #include "commands.h"
 #include "progress.h"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/json/json.h"
 #include "text/formatted.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quire verify: runs Quire's kernels through the checks for any kernel, and says how many planted faults it would have noticed.
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -10,7 +10,7 @@
 #include "files/atomic_file.h"
 #include "progress.h"
 #include "quire/plan.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/html/page.h"
 #include "report/json/json.h"
 #include "suggest.h"

@@ -96,7 +96,7 @@ if(QUIRE_HAS_CUDA)
   target_sources(quire PRIVATE ${QUIRE_CUDA_SOURCES})
   # Where it is asked for, and nowhere else: other objects are those of a build without CUDA, and ccache knows them (tests/packaging).
   file(GLOB QUIRE_CUDA_SWITCHES CONFIGURE_DEPENDS src/attention/*.cpp src/device/*.cpp)
-  set(groups ${QUIRE_SOURCES})  # of those files, where they are compiled in groups
+  get_target_property(groups quire SOURCES)  # the same files where they are compiled in groups
   list(FILTER groups INCLUDE REGEX "/unity/(attention|device)_[0-9]+.cpp$")
   list(APPEND QUIRE_CUDA_SWITCHES ${groups})
   set_property(SOURCE ${QUIRE_CUDA_SWITCHES} ${QUIRE_CUDA_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS QUIRE_HAS_CUDA=1)

@@ -123,7 +123,7 @@ std::span<const quire::hip::CodeObject> quire::hip::code_objects() noexcept {
   target_sources(quire PRIVATE ${QUIRE_HIP_SOURCES} ${QUIRE_CODE_OBJECTS})
   # Where it is asked for, and nowhere else, as for CUDA.
   file(GLOB QUIRE_HIP_SWITCHES CONFIGURE_DEPENDS src/attention/*.cpp src/device/*.cpp)
-  set(groups ${QUIRE_SOURCES})  # of those files, where they are compiled in groups
+  get_target_property(groups quire SOURCES)  # the same files where they are compiled in groups
   list(FILTER groups INCLUDE REGEX "/unity/(attention|device)_[0-9]+.cpp$")
   list(APPEND QUIRE_HIP_SWITCHES ${groups})
   set_property(SOURCE ${QUIRE_HIP_SWITCHES} ${QUIRE_HIP_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS QUIRE_HAS_HIP=1)

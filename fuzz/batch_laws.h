@@ -20,8 +20,8 @@
 #include "batch_from_bytes.h"
 #include "list_laws.h"
 #include "quire/cascade.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::fuzz {
 

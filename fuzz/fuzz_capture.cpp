@@ -7,8 +7,8 @@
 #include <string>
 
 #include "capture_from_bytes.h"
-#include "quire/capture.hpp"
 #include "quire/contract.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace {
 

@@ -8,10 +8,10 @@
 #include <string>
 
 #include "capture_from_bytes.h"
-#include "quire/capture.hpp"
 #include "quire/contract.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/report.hpp"
 #include "semantics/page_walk.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto page = quire::render_html({reinterpret_cast<const char*>(data), size});

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "batch_from_bytes.h"
-#include "quire/diagnose.hpp"
 #include "quire/sparse.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::fuzz {
 

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "batch_laws.h"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::fuzz {
 

@@ -68,7 +68,7 @@ ALLOWED = {
     "src/verify/": PUBLIC + DTYPE_DECODE + THREADS + FIELDS + FILES + ["src/report/", "src/device/", "src/cases/"],
     "src/bench/": PUBLIC + TEXT + CEIL_DIV + CAUGHT + ["src/cases/", "src/device/"],
     # The oracle: a bug shared with the kernels' masking or paging could hide there.
-    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/diagnose.hpp"] + CAUGHT + NUMERICS + DTYPE_DECODE + THREADS,
+    "src/backend/reference/": PUBLIC_TYPES + ["include/quire/contract.hpp", "include/quire/tools/compare.hpp", "include/quire/tools/reference.hpp"] + CAUGHT + NUMERICS + DTYPE_DECODE + THREADS,
     "src/backend/cpu/": PUBLIC + SEMANTICS + ["src/plan/"],
     "src/backend/gpu/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/"],
     "src/backend/cuda/": PUBLIC + SEMANTICS + SCHEDULE + ["src/plan/", "src/device/", "src/backend/gpu/"],

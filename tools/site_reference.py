@@ -61,9 +61,9 @@ def entry(module, name: str) -> str:
 # --- C++ --------------------------------------------------------------------------------------------------------------------------
 
 def header_order() -> "list[str]":
-    """Headers in the order of quire.hpp, which is the order of the data; the C header last."""
-    names = re.findall(r'#include "quire/(\w+\.hpp)"|#include <quire/(\w+\.hpp)>', (HEADERS / "quire.hpp").read_text(encoding="utf-8"))
-    return [first or second for first, second in names] + ["quire.h"]
+    """Headers in the order of quire.hpp and tools/tools.hpp, which is the order of the data; the C header last."""
+    lists = "".join((HEADERS / name).read_text(encoding="utf-8") for name in ("quire.hpp", "tools/tools.hpp"))
+    return [*re.findall(r'#include "quire/([\w/]+\.hpp)"', lists), "quire.h"]
 
 
 def introduction(text: str) -> str:

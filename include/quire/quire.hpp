@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All public headers, in the order in which data flows.
+// All public headers of libquire, in the order in which data flows.
 #pragma once
 
 // clang-format off: the order is the order of the pipeline
@@ -21,11 +21,4 @@
 #include "quire/cascade.hpp"
 #include "quire/sparse.hpp"
 #include "quire/shards.hpp"
-#include "quire/capture.hpp"
-#include "quire/compare_caches.hpp"
-#include "quire/faults.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/verify.hpp"
-#include "quire/report.hpp"
-#include "quire/bench.hpp"
 // clang-format on

@@ -9,7 +9,7 @@
 #include "arguments.hpp"
 #include "case.hpp"
 #include "errors.hpp"
-#include "quire/compare_caches.hpp"
+#include "quire/tools/compare_caches.hpp"
 #include "types.hpp"
 #include "without_gil.hpp"
 

@@ -2,7 +2,7 @@
 // A capture as Python holds it.
 #pragma once
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire_python {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "errors.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire_python {
 

@@ -12,7 +12,7 @@
 #include "errors.hpp"
 #include "literal.hpp"
 #include "profile.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "types.hpp"
 #include "without_gil.hpp"
 

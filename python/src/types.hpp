@@ -11,6 +11,7 @@
 
 #include "fields.hpp"
 #include "quire/quire.hpp"
+#include "quire/tools/tools.hpp"
 
 namespace quire_python {
 

@@ -14,7 +14,7 @@
 #include "errors.hpp"
 #include "executor.hpp"
 #include "literal.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "types.hpp"
 #include "without_gil.hpp"
 

@@ -6,9 +6,9 @@
 #include "batch/caught.h"
 #include "bench/ceilings/measure.h"
 #include "bench/driver.h"
-#include "quire/bench.hpp"
 #include "quire/executor.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/bench.hpp"
 #include "text/duration.h"
 #include "text/formatted.h"
 

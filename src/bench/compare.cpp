@@ -8,7 +8,7 @@
 
 #include "batch/caught.h"
 #include "bench/driver.h"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "text/formatted.h"
 
 namespace quire {

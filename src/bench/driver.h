@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "quire/bench.hpp"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/compare.hpp"
 
 namespace quire::bench_detail {
 

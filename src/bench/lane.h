@@ -11,8 +11,8 @@
 #include "bench/memory.h"
 #include "bench/timing.h"
 #include "quire/attention.hpp"
-#include "quire/bench.hpp"
-#include "quire/capture.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::bench_detail {
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "bench/ceilings/loops.h"
-#include "quire/bench.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/bench.hpp"
 #include "text/formatted.h"
 
 namespace quire {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::bench_detail {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "quire/bench.hpp"
+#include "quire/tools/bench.hpp"
 
 namespace quire::bench_detail {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "quire/bench.hpp"
+#include "quire/tools/bench.hpp"
 #include "text/formatted.h"
 
 namespace quire {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "caches/in_place.h"
-#include "quire/compare_caches.hpp"
+#include "quire/tools/compare_caches.hpp"
 
 namespace quire::caches {
 

@@ -2,7 +2,7 @@
 // A comparison of caches as text, which is wrapped at a width, and as JSON.
 #include <nlohmann/json.hpp>
 
-#include "quire/compare_caches.hpp"
+#include "quire/tools/compare_caches.hpp"
 #include "text/formatted.h"
 #include "text/runs.h"
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "quire/compare_caches.hpp"
+#include "quire/tools/compare_caches.hpp"
 #include "semantics/index_tensor.h"
 #include "semantics/stored_row.h"
 

@@ -12,7 +12,7 @@
 #include "capture/problem_note.h"
 #include "capture/safetensors.h"
 #include "files/atomic_file.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "text/formatted.h"
 #include "text/parse.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <new>
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 namespace {

@@ -14,7 +14,7 @@
 #include "capture/fill.h"
 #include "capture/read_pages.h"
 #include "capture/shared_pages.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/block_scale.h"
 #include "semantics/ceil_div.h"
 #include "semantics/latent_row.h"

@@ -2,7 +2,7 @@
 // A capture's problem line, compared with its tensors.
 #pragma once
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::capture {
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "capture/shared_pages.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 

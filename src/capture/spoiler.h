@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "capture/fill.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/fp4.h"
 
 namespace quire::capture {

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "quire/diagnose.hpp"
 #include "quire/plan.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/compare.hpp"
 
 namespace quire::cases {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/runtime.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::cases {
 

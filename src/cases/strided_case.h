@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "batch/fields.h"
-#include "quire/capture.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::cases {
 

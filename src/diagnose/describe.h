@@ -7,7 +7,7 @@
 
 #include "diagnose/census.h"
 #include "diagnose/rank.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::diagnose_detail {
 

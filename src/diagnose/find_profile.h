@@ -10,7 +10,7 @@
 
 #include "diagnose/fault_model.h"
 #include "diagnose/localise.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::diagnose_detail {
 

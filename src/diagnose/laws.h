@@ -8,7 +8,7 @@
 
 #include "diagnose/fault_model.h"
 #include "diagnose/observed.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::diagnose_detail {
 

@@ -7,7 +7,7 @@
 
 #include "diagnose/laws.h"
 #include "diagnose/time_limit.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::diagnose_detail {
 

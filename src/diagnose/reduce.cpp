@@ -9,7 +9,7 @@
 #include "batch/caught.h"
 #include "batch/fields.h"
 #include "faults/model.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "semantics/ceil_div.h"
 #include "semantics/index_tensor.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "faults/model.h"
-#include "quire/faults.hpp"
+#include "quire/tools/faults.hpp"
 
 namespace quire::faults_detail {
 

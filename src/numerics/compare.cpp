@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "numerics/tolerance.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/compare.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 

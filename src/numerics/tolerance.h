@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "quire/diagnose.hpp"
+#include "quire/tools/compare.hpp"
 
 namespace quire::numerics {
 

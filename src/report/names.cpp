@@ -2,9 +2,9 @@
 // The names of verdicts, statuses and kinds: one table each, in the order of the enumerators. JSON, text and Python use these. A
 // name is empty beyond its table, so that a loop over the names of an enumeration ends there.
 #include "text/names.h"
-#include "quire/bench.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire {
 namespace {

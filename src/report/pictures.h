@@ -11,8 +11,8 @@
 
 #include "quire/attention.hpp"
 #include "quire/batch.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::report {
 

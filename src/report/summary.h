@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::report {
 

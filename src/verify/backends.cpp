@@ -10,7 +10,7 @@
 #include "device/runtime.h"
 #include "quire/attention.hpp"
 #include "quire/cascade.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "text/formatted.h"
 #include "verify/own_targets.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "report/pictures.h"
 #include "verify/matrix.h"
 #include "verify/prepare.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cases/strided_case.h"
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "verify/guarded.h"
 #include "verify/prepare.h"
 

@@ -10,8 +10,8 @@
 
 #include "cases/device_case.h"
 #include "cases/strided_case.h"
-#include "quire/diagnose.hpp"
-#include "quire/faults.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/faults.hpp"
 #include "semantics/ceil_div.h"
 #include "semantics/dtype.h"
 #include "semantics/index_tensor.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "verify/prepare.h"
 
 namespace quire::verify_detail {

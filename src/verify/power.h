@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "verify/matrix.h"
 #include "verify/prepare.h"
 

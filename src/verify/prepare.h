@@ -7,10 +7,10 @@
 #include <functional>
 #include <vector>
 
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/status.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/verify.hpp"
 #include "verify/matrix.h"
 
 namespace quire::verify_detail {

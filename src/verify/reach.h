@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "quire/problem.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::verify_detail {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::verify_detail {
 

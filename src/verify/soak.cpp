@@ -8,7 +8,7 @@
 
 #include "batch/caught.h"
 #include "cases/chosen_rows.h"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "text/duration.h"
 #include "text/formatted.h"
 #include "verify/failure.h"

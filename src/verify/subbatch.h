@@ -2,7 +2,7 @@
 // Part of a batch as a batch of its own: one request, or a chunk of its rows.
 #pragma once
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::verify_detail {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "verify/matrix.h"
 
 namespace quire::verify_detail {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "batch/caught.h"
-#include "quire/faults.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/faults.hpp"
 #include "text/duration.h"
 #include "text/formatted.h"
 #include "text/utc.h"

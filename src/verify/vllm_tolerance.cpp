@@ -8,7 +8,7 @@
 #include <optional>
 #include <set>
 
-#include "quire/faults.hpp"
+#include "quire/tools/faults.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 #include "threads/on_threads.h"

@@ -7,7 +7,7 @@
 
 #include "amd_emulator/guarded_memory.h"
 #include "device/staging.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::amd {
 

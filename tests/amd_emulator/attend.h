@@ -8,7 +8,7 @@
 #include "amd_emulator/attend_kernels.h"
 #include "amd_emulator/launcher.h"
 #include "quire/plan.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::amd {
 

@@ -8,8 +8,8 @@
 
 #include "amd_emulator/attend.h"
 #include "amd_emulator/move.h"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "verify/judge.h"
 #include "verify/matrix.h"
 

@@ -7,9 +7,9 @@
 
 #include "bench/ceilings/loops.h"
 #include "bench/driver.h"
-#include "quire/bench.hpp"
 #include "quire/plan.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/report.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 
 namespace quire::test {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "bench/memory.h"
 #include "cases/device_case.h"
-#include "quire/capture.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 namespace {

@@ -9,8 +9,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "quire/capture.hpp"
-#include "quire/compare_caches.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/compare_caches.hpp"
 #include "semantics/index_tensor.h"
 #include "semantics/layout.h"
 #include "text/formatted.h"

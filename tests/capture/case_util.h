@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

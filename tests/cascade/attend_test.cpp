@@ -8,9 +8,9 @@
 #include <random>
 
 #include "cascade/levels.h"
-#include "quire/capture.hpp"
 #include "quire/cascade.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "quire/workspace.hpp"
 
 namespace quire::test {

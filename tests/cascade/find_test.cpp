@@ -6,8 +6,8 @@
 #include <random>
 
 #include "cascade/levels.h"
-#include "quire/capture.hpp"
 #include "quire/cascade.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::test {
 namespace {

@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "command.h"
-#include "quire/capture.hpp"
 #include "quire/contract.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/capture.hpp"
 #include "support/golden.h"
 
 namespace quire::test {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "quire/capture.hpp"
 #include "quire/cascade.hpp"
 #include "quire/shards.hpp"
 #include "quire/sparse.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::test {
 namespace {

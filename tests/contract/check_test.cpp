@@ -13,7 +13,7 @@
 
 #include "batch/fields.h"
 #include "contract/small_batch.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::test {
 namespace {

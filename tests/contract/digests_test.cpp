@@ -5,7 +5,7 @@
 
 #include "contract/small_batch.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/index_tensor.h"
 #include "semantics/layout.h"
 #include "text/formatted.h"

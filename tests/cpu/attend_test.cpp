@@ -8,8 +8,8 @@
 
 #include "plan/kernel.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "batch/fields.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 namespace {

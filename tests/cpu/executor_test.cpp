@@ -7,7 +7,7 @@
 
 #include "backend/cpu/parallel.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 namespace {

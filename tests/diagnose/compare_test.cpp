@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "numerics/tolerance.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "support/small_case.h"
 
 namespace quire::test {

@@ -9,10 +9,10 @@
 #include <string>
 
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/faults.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/faults.hpp"
+#include "quire/tools/report.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

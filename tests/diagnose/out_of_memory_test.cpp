@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
 #include "quire/cascade.hpp"
 #include "quire/contract.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/faults.hpp"
 #include "quire/page_pool.hpp"
 #include "quire/shards.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/faults.hpp"
 #include "quire/workspace.hpp"
 
 namespace {

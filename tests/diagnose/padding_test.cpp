@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/report.hpp"
 
 namespace quire {
 namespace {

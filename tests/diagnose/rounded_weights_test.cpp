@@ -6,8 +6,8 @@
 
 #include "diagnose/find_profile.h"
 #include "numerics/tolerance.h"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "semantics/dtype.h"
 
 namespace quire {

@@ -10,7 +10,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "support/small_case.h"
 
 namespace quire::test {

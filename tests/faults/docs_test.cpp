@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "quire/faults.hpp"
+#include "quire/tools/faults.hpp"
 
 namespace quire::test {
 namespace {

@@ -8,10 +8,10 @@
 #include <string>
 
 #include "faults/geometries.h"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/faults.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/faults.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

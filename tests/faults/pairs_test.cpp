@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "faults/fault.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::test {
 namespace {

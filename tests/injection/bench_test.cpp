@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel that is fast and wrong does not pass `quire bench`.
-#include "quire/bench.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/report.hpp"
 
 #include <gtest/gtest.h>
 

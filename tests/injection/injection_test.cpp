@@ -11,7 +11,7 @@
 #include "injection/injected.h"
 #include "kernels/host_kernels.h"
 #include "kernels/judge.h"
-#include "quire/faults.hpp"
+#include "quire/tools/faults.hpp"
 #include "semantics/page_walk.h"
 
 namespace quire::test {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "quire/quire.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::test {
 

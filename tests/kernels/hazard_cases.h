@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/capture.hpp"
 #include "verify/matrix.h"
 
 namespace quire::verify_detail {

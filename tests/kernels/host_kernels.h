@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire::test {
 

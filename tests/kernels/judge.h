@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "semantics/dtype.h"
 #include "verify/prepare.h"
 

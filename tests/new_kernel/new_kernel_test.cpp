@@ -11,8 +11,8 @@
 #include "plan/device_lists.h"
 #include "plan/device_workspace.h"
 #include "quire/plan.hpp"
-#include "quire/report.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/report.hpp"
+#include "quire/tools/verify.hpp"
 #include "text/formatted.h"
 
 namespace quire {

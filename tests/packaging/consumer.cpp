@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <quire/quire.hpp>
+#include <quire/tools/tools.hpp>
 
 namespace {
 

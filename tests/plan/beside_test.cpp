@@ -4,7 +4,7 @@
 
 #include "plan/beside.h"
 #include "plan/work.h"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 namespace {

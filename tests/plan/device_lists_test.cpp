@@ -14,8 +14,8 @@
 #include "plan/device_workspace.h"
 #include "plan/fits.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
 #include "quire/plan.hpp"
+#include "quire/tools/capture.hpp"
 #include "text/formatted.h"
 
 namespace quire {

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "quire/capture.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 namespace {

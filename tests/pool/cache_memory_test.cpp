@@ -10,9 +10,9 @@
 
 #include "pool/cache_memory.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/page_pool.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "semantics/layout.h"
 
 namespace quire {

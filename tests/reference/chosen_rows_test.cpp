@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "reference/random_spec.h"
 
 namespace quire::test {

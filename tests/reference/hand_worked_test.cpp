@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "support/small_case.h"
 
 namespace quire::test {

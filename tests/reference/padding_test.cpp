@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire {
 namespace {

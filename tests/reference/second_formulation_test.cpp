@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "numerics/tolerance.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "reference/random_spec.h"
 #include "support/small_case.h"
 

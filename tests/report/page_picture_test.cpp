@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "report/pictures.h"
 #include "support/small_case.h"
 

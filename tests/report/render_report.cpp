@@ -5,7 +5,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 3) {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/html/page.h"
 
 namespace quire::test {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "quire/attention.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/shards.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "quire/workspace.hpp"
 #include "semantics/index_tensor.h"
 #include "shards/ranks.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
 #include "quire/shards.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

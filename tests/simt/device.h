@@ -13,7 +13,7 @@
 #include "backend/gpu/generic_args.h"
 #include "backend/gpu/generic_sizes.h"
 #include "quire/attention.hpp"
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/layout.h"
 #include "simt/machine.h"
 

@@ -18,7 +18,7 @@
 #include "kernels/judge.h"
 #include "plan/device_lists.h"
 #include "plan/device_workspace.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "simt/device.h"
 #include "support/page_cases.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/gpu/validate.h"
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "simt/device.h"
 #include "support/page_cases.h"
 

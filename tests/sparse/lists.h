@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/sparse.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "semantics/dtype.h"
 #include "semantics/page_walk.h"
 

@@ -2,8 +2,8 @@
 // The conformance suite on lists that hold every key that a row sees, in any order: attention over them is attention.
 #include <gmock/gmock.h>
 
-#include "quire/report.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/report.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::test {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/capture.hpp"
+#include "quire/tools/capture.hpp"
 #include "semantics/dtype.h"
 
 namespace quire::test {

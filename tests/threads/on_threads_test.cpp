@@ -16,11 +16,11 @@
 #include <tuple>
 #include <vector>
 
-#include "quire/capture.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/faults.hpp"
 #include "quire/interrupt.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/capture.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/faults.hpp"
+#include "quire/tools/verify.hpp"
 #include "support/no_more_threads.h"
 
 namespace quire {

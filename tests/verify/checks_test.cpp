@@ -8,8 +8,8 @@
 #include <map>
 
 #include "cases/chosen_rows.h"
-#include "quire/faults.hpp"
-#include "quire/report.hpp"
+#include "quire/tools/faults.hpp"
+#include "quire/tools/report.hpp"
 #include "semantics/dtype.h"
 #include "semantics/index_tensor.h"
 #include "verify/guarded.h"

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <set>
 
-#include "quire/faults.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/faults.hpp"
 #include "verify/matrix.h"
 #include "verify/power.h"
 

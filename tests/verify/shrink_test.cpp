@@ -2,8 +2,8 @@
 // Shrinking: from a large failing line to a small one that still fails.
 #include <gtest/gtest.h>
 
-#include "quire/faults.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/faults.hpp"
+#include "quire/tools/verify.hpp"
 #include "verify/failure.h"
 #include "verify/matrix.h"
 

@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "quire/bench.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/report.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/report.hpp"
+#include "quire/tools/verify.hpp"
 #include "semantics/dtype.h"
 #include "verify/matrix.h"
 #include "verify/mutants.h"

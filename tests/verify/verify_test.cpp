@@ -12,10 +12,10 @@
 
 #include "batch/fields.h"
 #include "kernels/host_kernels.h"
-#include "quire/faults.hpp"
 #include "quire/plan.hpp"
-#include "quire/report.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/faults.hpp"
+#include "quire/tools/report.hpp"
+#include "quire/tools/verify.hpp"
 #include "semantics/dtype.h"
 #include "text/formatted.h"
 #include "verify/guarded.h"

@@ -10,7 +10,7 @@
 
 #include "cases/device_case.h"
 #include "cases/strided_case.h"
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "semantics/dtype.h"
 #include "semantics/index_tensor.h"
 #include "verify/judge.h"

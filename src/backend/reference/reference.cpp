@@ -16,7 +16,7 @@
 #include "batch/caught.h"
 #include "numerics/tolerance.h"
 #include "quire/contract.hpp"
-#include "quire/diagnose.hpp"
+#include "quire/tools/compare.hpp"
 #include "semantics/dtype.h"
 #include "semantics/fp4.h"
 #include "semantics/index_tensor.h"

@@ -8,7 +8,7 @@
 #include "bench/memory.h"
 #include "device/bench_probe.h"
 #include "device/runtime.h"
-#include "quire/bench.hpp"
+#include "quire/tools/bench.hpp"
 
 namespace quire::bench_detail {
 

@@ -3,8 +3,8 @@
 #include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
-#include "quire/capture.hpp"
 #include "quire/problem.hpp"
+#include "quire/tools/capture.hpp"
 
 struct quire_case {
   quire::Case content;

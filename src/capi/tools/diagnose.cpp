@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // C ABI: judge an output against the fp64 reference.
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 #include "capi/convert.h"
 #include "capi/guard.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/html/page.h"
 #include "report/json/json.h"
 #include "text/formatted.h"

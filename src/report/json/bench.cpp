@@ -4,7 +4,7 @@
 // A report must have the keys that comparisons need.
 #include <new>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/json/keys.h"
 #include "text/formatted.h"
 

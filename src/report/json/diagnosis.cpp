@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/json/keys.h"
 #include "report/pictures.h"
 #include "text/runs.h"

@@ -9,9 +9,9 @@
 #include <string>
 #include <string_view>
 
-#include "quire/bench.hpp"
-#include "quire/diagnose.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire::report {
 

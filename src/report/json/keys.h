@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "quire/verify.hpp"
+#include "quire/tools/verify.hpp"
 #include "report/json/json.h"
 
 namespace quire::report {

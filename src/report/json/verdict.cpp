@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A verdict as JSON (verify.md).
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/json/keys.h"
 #include "report/pictures.h"
 #include "report/summary.h"

@@ -2,7 +2,7 @@
 // The report for a terminal: the machine, its ceilings, a block per case.
 #include <map>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "text/formatted.h"
 
 namespace quire {

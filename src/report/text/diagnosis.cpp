@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/text/diagnosis_words.h"
 #include "text/runs.h"
 

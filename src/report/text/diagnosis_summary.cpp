@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A diagnosis in at most ten lines: verdict, pattern, cause, next step. What does not fit is cut between words; the complete text
 // (diagnosis.cpp) has it.
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/text/diagnosis_words.h"
 #include "report/text/entries.h"
 #include "text/wrap.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 #include "text/formatted.h"
 
 namespace quire::report {

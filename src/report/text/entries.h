@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "quire/diagnose.hpp"
+#include "quire/tools/diagnose.hpp"
 
 namespace quire::report {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A soak for a terminal.
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "text/formatted.h"
 
 namespace quire {

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "quire/report.hpp"
+#include "quire/tools/report.hpp"
 #include "report/summary.h"
 #include "text/formatted.h"
 

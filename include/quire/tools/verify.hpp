@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "quire/capture.hpp"
 #include "quire/problem.hpp"
 #include "quire/status.hpp"
+#include "quire/tools/capture.hpp"
 
 namespace quire {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <string_view>
 
-#include "quire/bench.hpp"
-#include "quire/diagnose.hpp"
 #include "quire/status.hpp"
-#include "quire/verify.hpp"
+#include "quire/tools/bench.hpp"
+#include "quire/tools/diagnose.hpp"
+#include "quire/tools/verify.hpp"
 
 namespace quire {
 
