@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import quire
+import quire_vllm.ops
 
 
 def _batch(query_lens, seq_lens, seed=0, heads=4, kv_heads=2, dim=16, page=8, **more):
