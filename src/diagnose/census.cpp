@@ -28,7 +28,6 @@ constexpr int kMostCount = 64;                // larger counts than this are noi
 // Other counts must change the equations by this root mean square, in tolerances, and by thrice what the found ones leave. Less
 // takes rounding for keys; more is silent on outputs of 8 and 16 bits over long contexts.
 constexpr double kLeastChange = 0.25, kClearlyWorse = 3;
-constexpr double kHopeless = 4;  // root mean square, in tolerances, that even counts of any sign leave
 
 using Kind = CensusUnit::Kind;
 using Units = std::vector<CensusUnit>;
@@ -147,13 +146,6 @@ Solution solved(const CensusRow& row, const Units& units) {
     for (std::size_t c = 0; c < s.candidates(); ++c) {
       found.light.push_back(length(s.column(c)) < visible_length(s));
       if (found.light[c] && units[c].right == 0) s.mass[c] = 0;
-    }
-    // The unknown sides of pairs often are all wrong: without bounds they are found at once, and begin near the counts.
-    if (!row.moved().both() && 2 * s.candidates() <= s.equations) {
-      found.counts = free_null_vector(s);
-      if (s.left(found.counts) > kHopeless * std::sqrt(static_cast<double>(s.equations))) break;
-      const double most = *std::ranges::max_element(found.counts);
-      for (std::size_t c = 0; c < s.candidates(); ++c) s.start[c] = found.counts[c] > most / 2 ? most : 0;
     }
     found.counts = bounded_null_vector(s, steps);
     if (!s.rescale(found.counts)) break;
@@ -425,7 +417,7 @@ std::optional<RowCensus> pairs_of(const CensusRow& row) {
     Solution found = solved(row, candidates.units);
     return outcome(row, candidates, found);
   };
-  // As many unknown numbers as equations have a solution whatever was read.
+  // More unknown numbers than equations leave every answer open, and take long.
   const auto affordable = [&](std::int64_t units, std::int64_t keys_of_all) {
     return units <= static_cast<std::int64_t>(row.equations()) &&
            static_cast<double>(keys_of_all) * row.work_per_key() <= kMostColumnWork;

@@ -56,7 +56,7 @@ class Factored {
 
 class ActiveSets {
  public:
-  ActiveSets(const NullSystem& s, std::vector<double> start) : s_(s), counts_(std::move(start)), banned_(s.candidates()) {
+  explicit ActiveSets(const NullSystem& s) : s_(s), counts_(s.start), banned_(s.candidates()) {
     std::vector<double> ratios;
     for (std::size_t i = 0; i < s.candidates(); ++i) {
       lengths_.push_back(length(s.column(i)));
@@ -70,14 +70,6 @@ class ActiveSets {
     std::nth_element(ratios.begin(), middle, ratios.end());
     condition_ = *middle;
     for (const std::size_t i : active_) add_products(i);
-  }
-
-  /// The best counts of the first active ones, whatever their sign.
-  std::vector<double> free() {
-    const std::vector<double> best = active_.empty() ? std::vector<double>() : best_counts();
-    counts_.assign(s_.candidates(), 0);
-    for (std::size_t i = 0; i < best.size(); ++i) counts_[active_[i]] = best[i];
-    return counts_;
   }
 
   std::vector<double> run(std::size_t steps) {
@@ -178,13 +170,7 @@ class ActiveSets {
 
 double length(std::span<const double> v) { return std::sqrt(product(v, v)); }
 
-std::vector<double> bounded_null_vector(const NullSystem& system, std::size_t steps) {
-  return ActiveSets(system, system.start).run(steps);
-}
-
-std::vector<double> free_null_vector(const NullSystem& system) {
-  return ActiveSets(system, std::vector<double>(system.candidates(), 1)).free();
-}
+std::vector<double> bounded_null_vector(const NullSystem& system, std::size_t steps) { return ActiveSets(system).run(steps); }
 
 double second_singular_value(const NullSystem& system, const std::vector<std::size_t>& among, const std::vector<double>& counts,
                              double longest) {

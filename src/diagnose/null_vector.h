@@ -25,10 +25,6 @@ struct NullSystem {
 /// have more candidates than equations. At most `steps` candidates join.
 std::vector<double> bounded_null_vector(const NullSystem& system, std::size_t steps);
 
-/// The counts, of any sign, that leave the least sum of squares. Candidates without mass have none. Their number is at most that
-/// of the equations.
-std::vector<double> free_null_vector(const NullSystem& system);
-
 /// The least length of sum change * column over changes of length 1 of the candidates `among` that are orthogonal to `counts`.
 /// Counts that differ by one in some candidate differ by at least that much in the equations. Longer columns count as `longest`,
 /// far above what is asked of the value, so that double precision holds short ones beside them. 0 if there are not twice as many
