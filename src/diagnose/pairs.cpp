@@ -135,11 +135,10 @@ PairRule listed(const Facts& f, const std::vector<Moved>& pairs) {
         formatted("{}{} {} of request {} from {}page {}{}", count == 1 ? "" : ", ", whole ? "column" : "position", at, p.row.req,
                   whole ? "" : formatted("slot {} of ", p.read.offset), p.read.page, owner(f, p.row.req, p.read.page));
   }
-  return {count > kListed ? text + ", and so on" : text, [map, whole](const Facts& facts, const Row& row, N k, Place& place) {
-            const auto found = map.find({row.req, whole ? k / facts.page_size : k});
-            if (found == map.end()) return;
-            place.page = found->second.page;
-            if (!whole) place.offset = found->second.offset;
+  if (count > kListed) text += ", and so on";
+  if (!whole) return {text, {}};
+  return {text, [map](const Facts& facts, const Row& row, N k, Place& place) {
+            if (const auto found = map.find({row.req, k / facts.page_size}); found != map.end()) place.page = found->second.page;
           }};
 }
 

@@ -13,7 +13,8 @@ namespace quire::diagnose_detail {
 
 struct PairRule {
   std::string text;  ///< "those of position k +3"
-  /// Where the side that moved is read for a position whose right place, in the cache, is `place`.
+  /// Where the side that moved is read for a position whose right place, in the cache, is `place`. Absent of single slots
+  /// without a rule: a number for each key explains anything.
   std::function<void(const Facts&, const Row&, std::int64_t position, Place& place)> change;
 };
 

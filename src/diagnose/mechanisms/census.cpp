@@ -119,9 +119,9 @@ void propose_pairs(const Scene& scene, Proposals& list) {
     const std::vector<RowCensus> rows = rows_of({scene.pairs.begin(), scene.pairs.end()}, sides);
     if (sides.both() || rows.empty()) continue;
     PairRule rule = pair_rule(scene.facts, rows);
-    // Rules of lists and of one page that say the same have fewer parameters.
+    if (!rule.change) continue;
     list.push_back({"page", formatted("reads {} from other slots than {}", sides.text(), sides.key ? "V" : "K"), rule.text,
-                    "the pairs of K and V are solved from the output, not guessed: compare the addresses of both loads", 2,
+                    kNextPage, 2,
                     cached_place_changed([sides, change = std::move(rule.change)](const Model& m, const Row& row, Side side,
                                                                                   std::int64_t position, Place& place) {
                       if (sides.has(side)) change(*m.facts, row, position, place);

@@ -40,6 +40,11 @@ struct Scene {
 
 using Proposals = std::vector<Proposal>;
 
+/// Advice where K or V lies in another page: it was read there, or written there.
+inline constexpr const char* kNextPage =
+    "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
+    "writer";
+
 void propose_factor(const Scene& scene, Proposals& list);
 void propose_normalisation(const Scene& scene, Proposals& list);
 void propose_sink(const Scene& scene, Proposals& list);

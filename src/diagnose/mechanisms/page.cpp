@@ -15,9 +15,6 @@ namespace {
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
-const char* const kNextPage =
-    "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
-    "writer";
 
 using PlaceChange = std::function<void(const Facts&, const Row&, std::int64_t position, Place&)>;
 
