@@ -55,7 +55,7 @@ std::vector<std::int64_t> pages_by_interest(const Facts& f, std::int64_t request
 Units places_of(const CensusRow& row, const Units& right) {
   constexpr std::size_t kMostSets = 4;
   const Facts& f = row.facts();
-  const bool places_matter = f.options.alibi_slopes.present();
+  const bool places_matter = row.places_matter();
   Units places;
   CensusUnit whole;
   for (std::int64_t o = 0; o < f.page_size; ++o) whole.offsets.push_back(o);
@@ -75,7 +75,7 @@ Units places_of(const CensusRow& row, const Units& right) {
 /// than `most`, of which those next to the context are added.
 bool add_fresh(const CensusRow& row, Units& units, std::size_t most) {
   const Facts& f = row.facts();
-  if (!f.batch.key.present()) return true;
+  if (!f.batch.key.present() || !row.moved().both()) return true;
   const Row& r = row.row();
   const std::int64_t first = r.first_token - r.context_len();  // row of position 0
   for (std::int64_t at = r.context_len() / f.page_size * f.page_size; at < r.seq_len; at += f.page_size) {
@@ -106,14 +106,19 @@ Candidates coarse(const CensusRow& row, const Units& right) {
   const Units places = places_of(row, right);
   if (places.empty()) return list;
   const std::size_t most_pages = (most - (list.units.size() - right.size())) / places.size();
+  std::vector<std::size_t> left;  // pages that a place may still have; the V of a place with other K spans its keys in each head
+  for (const CensusUnit& place : places) left.push_back(row.moved().value ? most_pages : place.offsets.size() * row.heads() / 2);
   list.capped = !all_fresh || most_pages < Facts::at(f.num_pages);
   for (const std::int64_t page : pages_by_interest(f, row.row().req, most_pages))
-    for (CensusUnit unit : places) {
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      CensusUnit unit = places[i];
       unit.from = page;
       const bool known = std::any_of(right.begin(), right.end(), [&](const CensusUnit& u) {
-        return u.same_keys(unit) && (!f.options.alibi_slopes.present() || u.position == unit.position);
+        return u.same_keys(unit) && (!row.places_matter() || u.position == unit.position);
       });
-      if (!known) list.units.push_back(std::move(unit));
+      if (known || left[i] == 0) continue;
+      list.units.push_back(std::move(unit));
+      --left[i];
     }
   return list;
 }
@@ -238,6 +243,7 @@ RowCensus result(const CensusRow& row, const Candidates& asked, const Solution& 
   RowCensus c;
   c.token = row.row().token;
   c.request = row.row().req;
+  c.moved = row.moved();
   c.heads = row.heads();
   c.equations = row.equations();
   const double needed = needed_change(found.system, counts);
@@ -262,8 +268,8 @@ std::vector<double> misfits(const Units& units, const Solution& found) {
 }
 
 /// Whether two units lie in one page or block, and at one position where that changes scores.
-bool at_one_place(const Facts& f, const CensusUnit& a, const CensusUnit& b) {
-  return a.kind == b.kind && a.from == b.from && (!f.options.alibi_slopes.present() || a.position == b.position);
+bool at_one_place(const CensusRow& row, const CensusUnit& a, const CensusUnit& b) {
+  return a.kind == b.kind && a.from == b.from && (!row.places_matter() || a.position == b.position);
 }
 
 /// Every slot of a page, or row of a block, as a unit of its own.
@@ -276,7 +282,7 @@ void split(const CensusRow& row, const CensusUnit& unit, const Units& right, Uni
     const std::int64_t position = one.from + o - first;
     if (one.kind == Kind::fresh && (position < r.context_len() || position >= r.seq_len)) continue;
     for (const CensusUnit& u : right)
-      if (at_one_place(f, u, one) && std::ranges::find(u.offsets, o) != u.offsets.end()) one.right += u.right;
+      if (at_one_place(row, u, one) && std::ranges::find(u.offsets, o) != u.offsets.end()) one.right += u.right;
     units.push_back(std::move(one));
   }
 }
@@ -292,7 +298,7 @@ Candidates fine(const CensusRow& row, const Candidates& asked, const Units& righ
   Candidates list{{}, asked.capped};
   Units divided;
   const auto is_divided = [&](const CensusUnit& unit) {
-    return std::any_of(divided.begin(), divided.end(), [&](const auto& u) { return at_one_place(row.facts(), u, unit); });
+    return std::any_of(divided.begin(), divided.end(), [&](const auto& u) { return at_one_place(row, u, unit); });
   };
   for (const std::size_t i : order) {
     const CensusUnit& unit = asked.units[i];
@@ -318,6 +324,22 @@ bool have_twins(const Candidates& asked, const Solution& found) {
   return false;
 }
 
+/// Whether every key is read once, as it is if one of its sides is the right one. Fills the pairs.
+bool are_pairs(const CensusRow& row, RowCensus& census) {
+  for (std::size_t i = 0; i < census.units.size(); ++i) {
+    if (census.counts[i] == 0 && census.units[i].kind == Kind::sink) return false;
+    if (census.counts[i] == 0) continue;
+    bool once = census.counts[i] == 1;
+    for (const auto& [position, place] : row.keys_of(census.units[i]))
+      once = once && census.pairs.emplace(position, place).second;
+    if (!once) return false;
+  }
+  return std::ranges::all_of(census.units, [&](const CensusUnit& unit) {
+    return unit.right == 0 ||
+           std::ranges::all_of(row.keys_of(unit), [&](const auto& k) { return census.pairs.contains(k.first); });
+  });
+}
+
 struct Outcome {
   bool fits = false;  ///< whole numbers explain every element
   std::optional<RowCensus> census;
@@ -329,6 +351,7 @@ Outcome outcome(const CensusRow& row, const Candidates& asked, Solution& found) 
   if (!counts) return {};
   Outcome o{true, result(row, asked, found, *counts)};
   o.census->worst = worst;
+  if (!row.moved().both() && !are_pairs(row, *o.census)) return {};
   if (!o.census->differs() || !is_unique(asked.units, found, *counts)) o.census.reset();
   return o;
 }
@@ -345,6 +368,69 @@ std::optional<RowCensus> census_of(const CensusRow& row) {
     Solution again = solved(row, keys.units);
     if (Outcome o = outcome(row, keys, again); o.fits) return o.census;
   }
+  return std::nullopt;
+}
+
+/// The right units with each slot of a page in place of each, in every page that ends before `end`.
+Candidates slots_of_every_page(const CensusRow& row, const Units& right, std::int64_t end) {
+  const std::int64_t size = row.facts().page_size;
+  Candidates list;
+  for (std::int64_t o = 0; o < size; ++o)
+    for (std::int64_t from = 0; from < size; ++from) list.units.push_back({Kind::every_page, from, {o}, end, from == o ? 1 : 0});
+  std::erase_if(list.units, [&](const CensusUnit& unit) { return row.keys_of(unit).empty(); });
+  for (const CensusUnit& unit : right)
+    if (unit.kind != Kind::cached || unit.position >= end) list.units.push_back(unit);
+  return list;
+}
+
+/// Each visible slot in place of each.
+Candidates slots_of_every_key(const Units& right) {
+  Candidates list;
+  Units slots;
+  for (const CensusUnit& unit : right) {
+    if (unit.kind != Kind::cached) list.units.push_back(unit);
+    for (const std::int64_t o : unit.offsets)
+      if (unit.kind == Kind::cached) slots.push_back({Kind::cached, unit.from, {o}, unit.position, unit.right});
+  }
+  for (const CensusUnit& key : slots)
+    for (CensusUnit slot : slots) {
+      const std::int64_t position = key.position + key.offsets.front() - slot.offsets.front();
+      slot.right = slot.from == key.from && slot.position == position ? key.right : 0;
+      slot.position = position;
+      list.units.push_back(std::move(slot));
+    }
+  return list;
+}
+
+/// What of one side stands where: pages first, then the same slots in every page, then single keys.
+std::optional<RowCensus> pairs_of(const CensusRow& row) {
+  const Facts& f = row.facts();
+  const Units right = row.right_units();
+  std::int64_t keys = 0, end = 0;
+  for (const CensusUnit& unit : right) {
+    if (unit.kind != Kind::cached) continue;
+    keys += static_cast<std::int64_t>(unit.offsets.size());
+    end = std::max(end, unit.position + unit.offsets.back() + 1);
+  }
+  if (end == 0 || right.size() > std::min(kMostRight, row.equations() / 2)) return std::nullopt;
+  const auto asked = [&](const Candidates& candidates) {
+    Solution found = solved(row, candidates.units);
+    return outcome(row, candidates, found);
+  };
+  // More unknown numbers than equations leave every answer open, and take long.
+  const auto affordable = [&](std::int64_t units, std::int64_t keys_of_all) {
+    return units <= static_cast<std::int64_t>(row.equations()) &&
+           static_cast<double>(keys_of_all) * row.work_per_key() <= kMostColumnWork;
+  };
+  if (Outcome o = asked(coarse(row, right)); o.fits) return o.census;
+  if (affordable(f.page_size * f.page_size, keys * f.page_size))
+    for (const bool full_pages : {false, true}) {
+      const std::int64_t last = full_pages ? end / f.page_size * f.page_size : end;
+      if (last == 0 || (full_pages && last == end)) continue;
+      if (Outcome o = asked(slots_of_every_page(row, right, last)); o.fits) return o.census;
+    }
+  if (affordable(keys * keys, keys * keys))
+    if (Outcome o = asked(slots_of_every_key(right)); o.fits) return o.census;
   return std::nullopt;
 }
 
@@ -398,6 +484,24 @@ std::vector<RowCensus> take_census(const Facts& facts, const Observed& observed,
       if (!census && wrong.size() < row.size()) census = census_of(CensusRow(facts, observed, where, some_of(facts, wrong)));
       if (census) list.push_back(std::move(*census));
       if (!census && ++silent == kSilent) break;
+    }
+  });
+  return list;
+}
+
+std::vector<RowCensus> take_pairs(const Facts& facts, const Observed& observed, const Localisation& where,
+                                  const TimeLimit& limit) {
+  constexpr double kShare = 0.05;  // of the time
+  std::vector<RowCensus> list;
+  limit.part(kShare).run([&] {
+    for (Heads row : chosen_rows(facts, where)) {
+      std::erase_if(row, [](const Compared* c) { return c->wrong_dims == 0; });
+      std::vector<RowCensus> found;
+      for (const Sides moved : {kSideSets[2], kSideSets[1]})
+        if (std::optional<RowCensus> pairs = pairs_of(CensusRow(facts, observed, where, some_of(facts, row), moved)))
+          found.push_back(std::move(*pairs));
+      if (found.empty()) break;  // other rows take as long and say as little
+      list.insert(list.end(), found.begin(), found.end());
     }
   });
   return list;

@@ -11,14 +11,6 @@
 namespace quire::diagnose_detail {
 namespace {
 
-/// A column of the table whose page this is, as far as the request has keys; -1 if there is none.
-std::int64_t column_of(const Facts& f, std::int64_t request, std::int64_t page) {
-  const std::int64_t end = std::min(f.max_pages_per_req, (f.seq_lens[Facts::at(request)] - 1) / f.page_size + 1);
-  for (std::int64_t j = 0; j < end; ++j)
-    if (f.page(request, j) == page) return j;
-  return -1;
-}
-
 /// A unit with the reads beyond the right number: negative if it was read too rarely.
 struct Difference {
   CensusUnit unit;
@@ -104,14 +96,6 @@ std::string listed(const std::vector<std::int64_t>& pages) {
   return text;
 }
 
-/// "3, 7": the request of another page, if its table has it.
-std::string owner(const Facts& f, std::int64_t request, std::int64_t page) {
-  if (column_of(f, request, page) >= 0) return "";
-  for (std::int64_t r = 0; r < f.num_reqs; ++r)
-    if (r != request && f.seq_lens[Facts::at(r)] > 0 && column_of(f, r, page) >= 0) return formatted(" (request {}'s)", r);
-  return " (no request's)";
-}
-
 void add_part(std::string& text, std::string part) {
   if (!part.empty()) text += (text.empty() ? "" : "; ") + std::move(part);
 }
@@ -170,6 +154,20 @@ std::string deed(const Facts& f, const RowCensus& census) {
 }
 
 }  // namespace
+
+std::int64_t column_of(const Facts& f, std::int64_t request, std::int64_t page) {
+  const std::int64_t end = std::min(f.max_pages_per_req, (f.seq_lens[Facts::at(request)] - 1) / f.page_size + 1);
+  for (std::int64_t j = 0; j < end; ++j)
+    if (f.page(request, j) == page) return j;
+  return -1;
+}
+
+std::string owner(const Facts& f, std::int64_t request, std::int64_t page) {
+  if (column_of(f, request, page) >= 0) return "";
+  for (std::int64_t r = 0; r < f.num_reqs; ++r)
+    if (r != request && f.seq_lens[Facts::at(r)] > 0 && column_of(f, r, page) >= 0) return formatted(" (request {}'s)", r);
+  return " (no request's)";
+}
 
 CensusChanges changes_of(const Facts& f, const RowCensus& census) {
   CensusChanges changes;

@@ -30,6 +30,11 @@ struct CensusChanges {
 };
 CensusChanges changes_of(const Facts& facts, const RowCensus& census);
 
+/// A column of the table whose page this is, as far as the request has keys; -1 if there is none.
+std::int64_t column_of(const Facts& f, std::int64_t request, std::int64_t page);
+/// " (request 4's)" or " (no request's)"; empty for an own page.
+std::string owner(const Facts& f, std::int64_t request, std::int64_t page);
+
 /// A map of page ids.
 struct PageIdRule {
   std::string text;  ///< "page ids above 43 as page 43"

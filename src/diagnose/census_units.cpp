@@ -49,8 +49,8 @@ bool CensusSystem::rescale(const std::vector<double>& counts) {
 }
 
 CensusRow::CensusRow(const Facts& facts, const Observed& observed, const Localisation& where,
-                     const std::vector<const Compared*>& heads)
-    : f_(facts), truth_(facts) {
+                     const std::vector<const Compared*>& heads, Sides moved)
+    : f_(facts), moved_(moved), truth_(facts) {
   truth_.keys(truth_.row(heads.front()->token, heads.front()->head), keys_);
   for (const Compared* cell : heads) add_head(*cell, observed, where);
 }
@@ -78,12 +78,11 @@ void CensusRow::add_head(const Compared& cell, const Observed& observed, const L
 
 std::vector<CensusUnit> CensusRow::right_units() const {
   std::vector<CensusUnit> units;
-  const bool places_matter = f_.options.alibi_slopes.present();
   CensusUnit block;
   const auto close = [&] {
     if (block.offsets.empty()) return;
     const auto known = std::find_if(units.begin(), units.end(), [&](const CensusUnit& u) {
-      return u.same_keys(block) && (!places_matter || u.position == block.position);
+      return u.same_keys(block) && (!places_matter() || u.position == block.position);
     });
     if (known != units.end()) {
       ++known->right;
@@ -107,21 +106,39 @@ std::vector<CensusUnit> CensusRow::right_units() const {
   return units;
 }
 
+std::vector<std::pair<std::int64_t, Place>> CensusRow::keys_of(const CensusUnit& unit) const {
+  const bool fresh = unit.kind == CensusUnit::Kind::fresh;
+  std::vector<std::pair<std::int64_t, Place>> list;
+  if (unit.kind != CensusUnit::Kind::every_page) {
+    for (const std::int64_t offset : unit.offsets)
+      list.emplace_back(unit.position + offset,
+                        Place{fresh ? Place::Kind::new_row : Place::Kind::cache, unit.from, offset, unit.from + offset});
+    return list;
+  }
+  for (const Key& key : keys_) {
+    if (key.position >= unit.position || key.position % f_.page_size != unit.offsets.front()) continue;
+    Place place = truth_.place(truth_, row(), Side::key, key.position);
+    place.offset = unit.from;
+    list.emplace_back(key.position, place);
+  }
+  return list;
+}
+
 void CensusRow::fill(Model& model, const CensusUnit& unit, std::span<double> column, std::span<double> weights) const {
   std::vector<double> sums(heads_.size() * Facts::at(f_.v_head_dim)), key(Facts::at(f_.head_dim)),
       value(Facts::at(f_.v_head_dim));
   std::vector<std::int64_t> scratch;
   Place place;
-  place.kind = unit.kind == CensusUnit::Kind::fresh ? Place::Kind::new_row : Place::Kind::cache;
-  model.place = [&place](const Model&, const Row&, Side, std::int64_t) { return place; };
+  model.place = [&](const Model&, const Row& row, Side side, std::int64_t k) {
+    return moved_.has(side) ? place : truth_.place(truth_, row, side, k);
+  };
   for (std::size_t h = 0; h < heads_.size() && unit.kind == CensusUnit::Kind::sink; ++h)
     weights[h] = std::exp(truth_.sink(heads_[h].row) - heads_[h].max);
-  for (const std::int64_t offset : unit.offsets) {
-    place.page = unit.from, place.offset = offset, place.token = unit.from + offset;
+  for (const auto& [position, slot] : keys_of(unit)) {
+    place = slot;
     std::int64_t loaded = -1;
     for (std::size_t h = 0; h < heads_.size(); ++h) {
       const Head& head = heads_[h];
-      const std::int64_t position = unit.position + offset;
       if (loaded != head.kv_head) {
         load_vector(model, head.row, Side::key, position, scratch, key);
         load_vector(model, head.row, Side::value, position, scratch, value);

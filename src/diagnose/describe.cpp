@@ -9,6 +9,7 @@
 #include "diagnose/cell_bytes.h"
 #include "diagnose/census_changes.h"
 #include "diagnose/find_profile.h"
+#include "diagnose/pairs.h"
 #include "faults/fault.h"
 #include "quire/problem.hpp"
 #include "report/pictures.h"
@@ -176,6 +177,7 @@ void describe(const Found& found, Diagnosis& d) {
       d.observations.push_back(std::move(text));
   constexpr std::size_t kRowsInWords = 2;  // of the census
   for (std::string& text : words(found.facts, found.census, kRowsInWords)) d.observations.push_back(std::move(text));
+  for (std::string& text : pair_words(found.facts, found.pairs)) d.observations.push_back(std::move(text));
   if (!found.padding.empty()) d.observations.insert(d.observations.begin(), found.padding);
   std::set<std::string> not_tried;
   for (const Part& part : found.parts) {

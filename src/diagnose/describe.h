@@ -35,7 +35,7 @@ struct Found {
   std::vector<Pattern> patterns;
   std::vector<Part> parts;  ///< one, or one per pattern
   std::string padding;      ///< finding about padding rows, or empty
-  std::vector<RowCensus> census;
+  std::vector<RowCensus> census, pairs;
 };
 
 /// diagnose() of a case; a rank's own batch may have other requests than the call that it serves, whose facts are `names`.

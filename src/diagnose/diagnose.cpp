@@ -46,6 +46,7 @@ Part part_of(const Found& found, const Pattern& pattern, bool everything, const 
   Part part{pattern, {}, evidence.largest_error(), evidence.largest_tolerance(), evidence.observed_text(), everything, {}};
   Scene scene = make_scene(found.facts, found.observed, found.where, evidence);
   scene.census = found.census;
+  scene.pairs = found.pairs;
   Ranking ranking = rank(scene, evidence, everything ? nullptr : &part.pattern, found.limit);
   part.ranking = std::move(ranking.hypotheses);
   const auto unmoved = [&](const Hypothesis& h, Untouched untouched) {
@@ -187,6 +188,7 @@ Result<Diagnosis> search(const Case& c, const DiagnoseOptions& options, const Fa
     found.patterns = find_patterns(found.names, where.value());
     if (options.progress) options.progress("census");
     found.census = take_census(facts, observed, where.value(), rest);
+    if (found.census.empty()) found.pairs = take_pairs(facts, observed, where.value(), rest);
     if (options.progress) options.progress("hypotheses");
     find_causes(found);
     split_by_bytes(found);

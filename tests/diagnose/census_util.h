@@ -49,8 +49,9 @@ inline double element(const Tensor& t, const Tensor& scale, std::int64_t page, s
          semantics::load(t.data, t.dtype, page * t.stride[0] + offset * t.stride[1] + head * t.stride[2] + d * t.stride[3]);
 }
 
-/// Writes a row, all heads of it, that reads these slots: an nhd cache, keys that are not new.
-inline void write_row(Case& c, std::int64_t token, const std::vector<Pick>& picks) {
+/// Writes a row, all heads of it, that multiplies the weight of each of `keys` with the V of the slot at the same place of
+/// `values`: an nhd cache, keys that are not new.
+inline void write_row(Case& c, std::int64_t token, const std::vector<Pick>& keys, const std::vector<Pick>& values) {
   const Tensor &q = c.batch.query, &o = c.observed;
   const std::int64_t heads = q.shape[1], d = q.shape[2], dv = o.shape[2], group = heads / c.cache.k.shape[2];
   const double scale = c.options.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(d)));
@@ -58,7 +59,7 @@ inline void write_row(Case& c, std::int64_t token, const std::vector<Pick>& pick
     const std::int64_t kv = h / group;
     const auto of_head = [&](const Tensor& t) { return static_cast<double>(static_cast<const float*>(t.data)[h]); };
     std::vector<double> scores;
-    for (const Pick& p : picks) {
+    for (const Pick& p : keys) {
       double dot = 0;
       for (std::int64_t i = 0; i < d; ++i)
         dot += semantics::load(q.data, q.dtype, (token * heads + h) * d + i) *
@@ -72,15 +73,17 @@ inline void write_row(Case& c, std::int64_t token, const std::vector<Pick>& pick
     double max = *std::max_element(scores.begin(), scores.end()), sum = 0;
     if (c.options.sinks.present()) max = std::max(max, of_head(c.options.sinks)), sum = std::exp(of_head(c.options.sinks) - max);
     std::vector<double> out(static_cast<std::size_t>(dv));
-    for (std::size_t k = 0; k < picks.size(); ++k) {
+    for (std::size_t k = 0; k < keys.size(); ++k) {
       const double weight = std::exp(scores[k] - max);
       sum += weight;
       for (std::int64_t i = 0; i < dv; ++i)
-        out[static_cast<std::size_t>(i)] += weight * element(c.cache.v, c.cache.v_scale, picks[k].page, picks[k].offset, kv, i);
+        out[static_cast<std::size_t>(i)] += weight * element(c.cache.v, c.cache.v_scale, values[k].page, values[k].offset, kv, i);
     }
     for (std::int64_t i = 0; i < dv; ++i)
       semantics::store(o.data, o.dtype, (token * heads + h) * dv + i, static_cast<float>(out[static_cast<std::size_t>(i)] / sum));
   }
 }
+
+inline void write_row(Case& c, std::int64_t token, const std::vector<Pick>& picks) { write_row(c, token, picks, picks); }
 
 }  // namespace quire::test

@@ -6,6 +6,7 @@
 
 #include "diagnose/census_changes.h"
 #include "diagnose/mechanisms/mechanism.h"
+#include "diagnose/pairs.h"
 #include "text/formatted.h"
 #include "text/runs.h"
 
@@ -112,6 +113,21 @@ void propose_positions(const Scene& scene, const std::vector<CensusChanges>& cha
 }
 
 }  // namespace
+
+void propose_pairs(const Scene& scene, Proposals& list) {
+  for (const Sides sides : kSideSets) {
+    const std::vector<RowCensus> rows = rows_of({scene.pairs.begin(), scene.pairs.end()}, sides);
+    if (sides.both() || rows.empty()) continue;
+    PairRule rule = pair_rule(scene.facts, rows);
+    if (!rule.change) continue;
+    list.push_back({"page", formatted("reads {} from other slots than {}", sides.text(), sides.key ? "V" : "K"), rule.text,
+                    kNextPage, 2,
+                    cached_place_changed([sides, change = std::move(rule.change)](const Model& m, const Row& row, Side side,
+                                                                                  std::int64_t position, Place& place) {
+                      if (sides.has(side)) change(*m.facts, row, position, place);
+                    })});
+  }
+}
 
 void propose_census(const Scene& scene, Proposals& list) {
   if (scene.census.empty()) return;

@@ -5,7 +5,6 @@
 // To add one: add a file, a line here and a line in mechanisms.cpp.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,14 +14,6 @@
 #include "diagnose/open_cell.h"
 
 namespace quire::diagnose_detail {
-
-/// K, V, or both: a mechanism that reads the cache elsewhere may do so on one side only.
-struct Sides {
-  bool key = true, value = true;
-  bool has(Side side) const { return side == Side::key ? key : value; }
-  std::string text() const { return key && value ? "K and V" : key ? "K" : "V"; }
-};
-inline constexpr std::array<Sides, 3> kSideSets{{{true, true}, {true, false}, {false, true}}};
 
 /// A model, and its description in words.
 struct Proposal {
@@ -44,9 +35,15 @@ struct Scene {
   std::vector<const Compared*> wrong;  ///< the wrong cells of the pattern
   std::vector<OpenCell> cells;         ///< a few of them, laid open; those with many keys are not among them
   std::span<const RowCensus> census;   ///< who was read by a few wrong rows, where that has one solution
+  std::span<const RowCensus> pairs;    ///< likewise, of one side beside the other
 };
 
 using Proposals = std::vector<Proposal>;
+
+/// Advice where K or V lies in another page: it was read there, or written there.
+inline constexpr const char* kNextPage =
+    "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
+    "writer";
 
 void propose_factor(const Scene& scene, Proposals& list);
 void propose_normalisation(const Scene& scene, Proposals& list);
@@ -63,6 +60,7 @@ void propose_page_contents(const Scene& scene, Proposals& list);
 void propose_token_scales(const Scene& scene, Proposals& list);
 void propose_new_rows(const Scene& scene, Proposals& list);
 void propose_census(const Scene& scene, Proposals& list);
+void propose_pairs(const Scene& scene, Proposals& list);
 void propose_positions(const Scene& scene, Proposals& list);
 void propose_rope(const Scene& scene, Proposals& list);
 void propose_dims(const Scene& scene, Proposals& list);

@@ -93,6 +93,7 @@ Proposals propose_all(const Scene& scene, const TimeLimit& limit, std::vector<st
                                    {"token_scales", propose_token_scales},
                                    {"new_rows", propose_new_rows},
                                    {"census", propose_census},
+                                   {"pairs", propose_pairs},
                                    {"positions", propose_positions},
                                    {"rope", propose_rope},
                                    {"dims", propose_dims},

@@ -15,9 +15,6 @@ namespace {
 
 constexpr double kMostProducts = 3e8;  // multiply-adds of one search for a page: about 0.2 s
 constexpr std::size_t kCellsSearched = 2;
-const char* const kNextPage =
-    "compare block_table at the time of the call with the pages that the kernel reads; quire check with a slot ledger names the "
-    "writer";
 
 using PlaceChange = std::function<void(const Facts&, const Row&, std::int64_t position, Place&)>;
 
@@ -90,6 +87,14 @@ std::vector<PageRule> table_rules() {
   return rules;
 }
 
+PageRule shifted(std::int64_t by) {
+  return {formatted("position k {:+}", by), [by](const Facts& f, const Row& row, std::int64_t k, Place& place) {
+            const std::int64_t other = std::max<std::int64_t>(0, k + by);
+            place.page = f.page(row.req, other / f.page_size);
+            place.offset = other % f.page_size;
+          }};
+}
+
 std::vector<PageRule> slot_rules(const Facts& facts) {
   std::vector<PageRule> rules;
   using N = std::int64_t;
@@ -114,12 +119,7 @@ std::vector<PageRule> slot_rules(const Facts& facts) {
   slot("slots of each page in reverse order", [](N o, N n) { return n - 1 - o; });
   slot("slots exchanged in pairs", [](N o, N n) { return std::min(o ^ 1, n - 1); });
   slot("slot 0 of each page for all of its positions", [](N, N) { return 0; });
-  for (const N by : {-1, 1})
-    rules.push_back({formatted("position k {:+}", by), [by](const Facts& f, const Row& row, N k, Place& place) {
-                       const N other = std::max<N>(0, k + by);
-                       place.page = f.page(row.req, other / f.page_size);
-                       place.offset = other % f.page_size;
-                     }});
+  for (const N by : {-1, 1}) rules.push_back(shifted(by));
   return rules;
 }
 
@@ -158,6 +158,22 @@ void propose_short_tables(const Scene& scene, Proposals& list) {
             {"page", formatted("reads {} from another page or slot", sides.text()), std::move(detail), kNextPage, 1, plant});
       }
   }
+}
+
+/// Every position from one that lies a number of keys away. A cell tells the number.
+void propose_shifts(const Scene& scene, Proposals& list) {
+  constexpr std::int64_t kMost = 64;
+  if (scene.cells.empty()) return;
+  const OpenCell& cell = scene.cells.front();
+  const std::int64_t products = 6 * kMost * (cell.to - cell.from) * (scene.facts.head_dim + scene.facts.v_head_dim);
+  if (static_cast<double>(products) > kMostProducts) return;
+  for (std::int64_t by = -kMost; by <= kMost; ++by)
+    for (const Sides sides : kSideSets) {
+      const PageRule rule = shifted(by);
+      const Plant plant = place_changed(sides, rule.change);
+      if (std::abs(by) > 1 && explains(scene.facts, cell, plant))
+        list.push_back({"page", formatted("reads {} from another page or slot", sides.text()), rule.detail, kNextPage, 1, plant});
+    }
 }
 
 /// Dot products of the cell's query with every slot of the cache, and where V lies.
@@ -315,6 +331,7 @@ void propose_page(const Scene& scene, Proposals& list) {
   propose_rules(table_rules(), list);
   propose_rules(slot_rules(scene.facts), list);
   propose_short_tables(scene, list);
+  propose_shifts(scene, list);
   std::size_t searched = 0;
   for (const OpenCell& cell : scene.cells) {
     if (searched == kCellsSearched) break;
