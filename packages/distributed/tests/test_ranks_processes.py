@@ -163,7 +163,7 @@ def test_gloo_a_rank_that_dies(scenario, dead):
 
 @gloo
 def test_the_bench_notices_wrong_rows(tmp_path):
-    bench = Path(__file__).parents[2] / "bench" / "gpu" / "distributed.py"
+    bench = Path(__file__).parents[3] / "bench" / "gpu" / "distributed.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(bench), "--device", "cpu", "--self-test", "--out",
                str(tmp_path), "--only", "B1,uneven"]  # fmt: skip
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=3 * PATIENCE)
