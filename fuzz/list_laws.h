@@ -98,7 +98,7 @@ class Gathered {
   }
   static Tensor heads_of(Tensor t, std::int64_t first, std::int64_t count) {
     if (!t.present()) return t;
-    t.data = static_cast<std::byte*>(t.data) + first * t.stride[1] * itemsize(t.dtype);
+    if (t.data != nullptr) t.data = static_cast<std::byte*>(t.data) + first * t.stride[1] * itemsize(t.dtype);  // null: no rows
     t.shape[1] = count;
     return t;
   }

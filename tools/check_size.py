@@ -141,7 +141,7 @@ def self_test() -> "list[str]":
     python = "class A:\n  def f(self, a, b, *, c):\n    pass\n"
     found += [] if functions_of_python(python) == [("f", 2, 2)] else [f"Python: {functions_of_python(python)}"]
     files = {"include/a.hpp": "struct A {\n};\nenum class B {\n};\nstruct Later;\nint q_begin;\n", "src/a.cpp": cpp, "docs/a.md": "\n",
-             "python/quire/__init__.py": '__all__ = [\n  "a",\n  "b",\n]\n', "python/quire/vllm/a.py": "def f(a, b, c, d):\n  pass\n"}
+             "python/quire/__init__.py": '__all__ = [\n  "a",\n  "b",\n]\n', "packages/vllm/quire_vllm/ops/a.py": "def f(a, b, c, d):\n  pass\n"}
     numbers, where = measured(files)
     for name, wanted in {"public C++ types": 2, "names of Python's top level": 2, "parameters of a function": 3, "files": 5, "lines of docs": 1,
                          "files that know a field": 1, "lines of src and include": 16}.items():
