@@ -7,7 +7,6 @@ import textwrap
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import quire

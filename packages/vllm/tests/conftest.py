@@ -3,7 +3,6 @@
 
 import contextlib
 import importlib.util
-import pathlib
 import resource
 import sys
 import threading

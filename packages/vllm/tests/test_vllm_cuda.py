@@ -16,7 +16,6 @@ import pytest
 from dense import SUBNORMAL, UNIT
 from gpus import needs_gpu, torch
 
-import quire
 import quire_vllm.ops as ops
 
 pytestmark = needs_gpu

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from quire import _quire
 from quire._inputs import Lengths, f32_vector, on_device
 from quire.errors import UnsupportedError
 

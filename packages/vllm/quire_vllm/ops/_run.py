@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire import _quire
-from quire._inputs import Lengths, on_device
+from quire._inputs import Lengths, lengths_of, on_device
 from quire.errors import ArgumentError
 
 from quire_vllm.ops._request import Arguments, Request
